@@ -3,3 +3,10 @@
 pub mod chunk;
 pub mod prompt;
 pub mod late_fields;
+pub mod blob;
+pub mod host_table;
+pub mod journal;
+pub mod load;
+pub mod discovery;
+pub mod lease;
+pub mod poller;
