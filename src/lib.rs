@@ -10,3 +10,4 @@ pub mod load;
 pub mod discovery;
 pub mod lease;
 pub mod poller;
+pub mod config;
