@@ -3,9 +3,13 @@
 pub mod chunk;
 pub mod prompt;
 pub mod late_fields;
+pub mod recent;
 pub mod blob;
 pub mod host_table;
 pub mod journal;
+pub mod candidate;
+pub mod decision;
+pub mod strategy;
 pub mod load;
 pub mod discovery;
 pub mod lease;

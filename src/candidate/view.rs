@@ -1,0 +1,284 @@
+//! What strategies read of the fleet: bounded shortlists from one pass, and exact figures for the hosts on them.
+//!
+//! In: members and the time. Out: the top of a key's rendezvous order, the least loaded hosts, and how busy each of
+//! them is. It must never read more of a host in the pass than its lane, nor trust a polled number that is not fresh.
+
+use super::member::{Member, Polled};
+use super::rendezvous::{self, Entry, Lowest};
+use super::{Fleet, Freshness};
+use crate::host_table::Slot;
+
+/// The part of a member that every decision reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lane {
+    pub(super) address_hash: u64,
+    /// Roughly what a new request would wait for, tokens; exact figures are taken for the shortlist only.
+    pub(super) load_tokens: u64,
+    pub(super) requests: u32,
+    pub(super) weight: u32,
+    pub(super) host: u16,
+    pub(super) pending: bool,
+}
+
+/// How busy one host is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Busy {
+    /// Prefill work ahead of a new request, tokens.
+    pub(crate) backlog_tokens: u64,
+    /// Penalty for failures, tokens.
+    pub(crate) penalty_tokens: u64,
+    /// Requests in flight of all gateways, as far as known.
+    pub(crate) in_flight: u32,
+    /// Requests waiting at the engine: the poll, and what was placed since.
+    pub(crate) waiting: Option<u32>,
+    /// KV cache in use, thousandths.
+    pub(crate) kv_usage_permille: Option<u16>,
+    /// Tokens of KV cache in use beyond half of it.
+    pub(crate) kv_over_half_tokens: u64,
+    /// Fleet rate ÷ this host's rate, 2⁻¹⁰; 1024 when they are about equal.
+    pub(crate) slowness_q10: u64,
+    /// Whether the adapter asked for is loaded, or none was asked for.
+    pub(crate) has_adapter: bool,
+}
+
+/// The hosts that a decision looks at.
+#[derive(Debug)]
+pub(crate) struct Shortlist {
+    /// In rendezvous order; empty without a key.
+    pub(crate) ranked: Lowest<RANKED>,
+    /// Least work first.
+    pub(crate) idle: Lowest<IDLE>,
+    /// Hosts with prefill work pending.
+    pub(crate) pending_hosts: u32,
+}
+
+impl Fleet {
+    /// Ends unstreamed prefills whose time is over; cheap when there are none.
+    pub(crate) fn release_overdue(&mut self, now_ms: u64) {
+        if now_ms < self.next_due_ms {
+            return;
+        }
+        for at in 0..self.members.len() {
+            let rate = self.members.get(at).map_or(1, |m| self.rate_of(m));
+            if let Some(member) = self.members.get_mut(at) {
+                member.own.release_overdue(rate, now_ms);
+            }
+        }
+        self.rebuild_lanes(now_ms);
+    }
+
+    /// One pass over the eligible hosts. `salt` orders hosts that are equally loaded.
+    pub(crate) fn shortlist(&self, key: Option<u64>, adapter: Option<u64>, salt: u64) -> Shortlist {
+        let mut list = Shortlist {
+            ranked: Lowest::new(),
+            idle: Lowest::new(),
+            pending_hosts: 0,
+        };
+        let adapter = adapter.filter(|a| self.lanes.iter().any(|lane| self.has_adapter(lane.host, *a)));
+        for lane in &self.lanes {
+            list.pending_hosts += u32::from(lane.pending);
+            let tie = tie(lane.address_hash, salt);
+            // Hosts that have the adapter come first, in rendezvous order among themselves.
+            let missing = adapter.is_some_and(|a| !self.has_adapter(lane.host, a));
+            list.idle.offer(Entry {
+                score: behind(lane.load_tokens, missing),
+                tie,
+                host: lane.host,
+            });
+            if let Some(key) = key {
+                let score = behind(rendezvous::score(key, lane.address_hash, lane.weight), missing);
+                list.ranked.offer(Entry {
+                    score,
+                    tie: high_u32(lane.address_hash),
+                    host: lane.host,
+                });
+            }
+        }
+        list
+    }
+
+    /// The hosts with the fewest requests of this Envoy in flight, equals in the order of `salt`.
+    pub(crate) fn fewest_requests(&self, salt: u64) -> Lowest<3> {
+        let mut lowest = Lowest::new();
+        for lane in &self.lanes {
+            let tie = tie(lane.address_hash, salt);
+            lowest.offer(Entry {
+                score: u64::from(lane.requests),
+                tie,
+                host: lane.host,
+            });
+        }
+        lowest
+    }
+
+    /// The eligible hosts after `cursor` in slot order, wrapping round; at most three.
+    pub(crate) fn next_slots(&self, cursor: Option<Slot>) -> impl Iterator<Item = Slot> + '_ {
+        let slot_at = |lane: &Lane| self.slot(lane.host);
+        let first = self.lanes.partition_point(|lane| slot_at(lane) <= cursor);
+        let (before, after) = self.lanes.split_at_checked(first).unwrap_or((&[], &self.lanes));
+        after.iter().chain(before).take(3).filter_map(slot_at)
+    }
+
+    /// The nth eligible host, in slot order.
+    pub(crate) fn nth_slot(&self, n: usize) -> Option<Slot> {
+        self.lanes.get(n).and_then(|lane| self.slot(lane.host))
+    }
+
+    /// The slot of a shortlisted host.
+    pub(crate) fn slot(&self, host: u16) -> Option<Slot> {
+        self.members.get(usize::from(host)).map(|m| m.slot)
+    }
+
+    /// How busy a shortlisted host is; polled numbers count only while they are fresh.
+    pub(crate) fn busy(&self, host: u16, adapter: Option<u64>, now_ms: u64) -> Option<Busy> {
+        let member = self.members.get(usize::from(host))?;
+        let polled = self.polled_of(member, now_ms);
+        let own = member.own.requests.saturating_add(member.other_requests);
+        let foreign = polled.map_or(0, |p| p.foreign_requests);
+        let capacity = member.polled.kv_capacity_tokens.unwrap_or(0);
+        let kv_usage_permille = polled.and_then(|p| p.kv_usage_permille);
+        let kv_polled_tokens = capacity / 1000 * u64::from(kv_usage_permille.unwrap_or(0).min(1000));
+        let kv_tokens = member.own.kv_tokens.max(kv_polled_tokens);
+        Some(Busy {
+            backlog_tokens: self.backlog_tokens(member, now_ms),
+            penalty_tokens: member.penalty.tokens_at(now_ms),
+            in_flight: own.saturating_add(foreign),
+            waiting: polled.and_then(|p| {
+                p.waiting
+                    .map(|w| w.saturating_add(own.saturating_sub(p.in_flight_at_sample)))
+            }),
+            kv_usage_permille,
+            kv_over_half_tokens: if capacity == 0 {
+                0
+            } else {
+                kv_tokens.saturating_sub(capacity / 2)
+            },
+            slowness_q10: self.slowness_q10(member),
+            has_adapter: adapter.is_none_or(|a| member.polled.adapters.binary_search(&a).is_ok()),
+        })
+    }
+}
+
+impl Fleet {
+    pub(super) fn rebuild_lanes(&mut self, now_ms: u64) {
+        self.lanes.clear();
+        for (host, member) in (0u16..).zip(self.members.iter_mut()) {
+            if member.eligible {
+                member.lane = self.lanes.len();
+                let (address_hash, weight) = (member.address_hash, member.weight);
+                self.lanes.push(Lane {
+                    address_hash,
+                    load_tokens: 0,
+                    requests: 0,
+                    weight,
+                    host,
+                    pending: false,
+                });
+            }
+        }
+        self.next_due_ms = u64::MAX;
+        for at in 0..self.members.len() {
+            self.refresh_lane(at, now_ms);
+        }
+    }
+
+    /// Recomputes what the pass reads of a member after something about it changed.
+    pub(super) fn refresh_lane(&mut self, at: usize, now_ms: u64) {
+        let Some(member) = self.members.get(at) else {
+            return;
+        };
+        if let Some(due_ms) = member.own.next_due_ms(self.rate_of(member)) {
+            self.next_due_ms = self.next_due_ms.min(due_ms);
+        }
+        if !member.eligible {
+            return;
+        }
+        let requests = member.own.requests.saturating_add(member.other_requests);
+        let polled = self.polled_of(member, now_ms);
+        let in_flight = requests.saturating_add(polled.map_or(0, |p| p.foreign_requests));
+        let backlog_tokens = (member.own.prefill_tokens)
+            .saturating_add(member.other_tokens)
+            .saturating_add(self.foreign_tokens(member, now_ms));
+        let load_tokens = (backlog_tokens.saturating_mul(self.slowness_q10(member)) >> 10)
+            .saturating_add(u64::from(in_flight) * RUNNING_TOKENS)
+            .saturating_add(member.penalty.tokens_at(now_ms));
+        let queued_elsewhere =
+            polled.is_some_and(|p| p.foreign_requests > 0 && p.waiting.is_some_and(|w| w > 0));
+        let pending = member.own.prefill_tokens > 0 || member.other_tokens > 0 || queued_elsewhere;
+        if let Some(lane) = self.lanes.get_mut(member.lane) {
+            lane.load_tokens = load_tokens;
+            lane.requests = requests;
+            lane.pending = pending;
+        }
+    }
+
+    fn polled_of<'a>(&self, member: &'a Member, now_ms: u64) -> Option<&'a Polled> {
+        let sample_age_ms = now_ms.saturating_sub(member.polled.sampled_ms);
+        let fresh = member.polled.sampled_ms != 0 && sample_age_ms <= self.settings.fresh_ms;
+        (fresh && self.freshness(now_ms) == Freshness::Fresh).then_some(&member.polled)
+    }
+
+    pub(super) fn backlog_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+        let own = member.own.backlog_tokens(self.rate_of(member), now_ms);
+        own.saturating_add(member.other_tokens)
+            .saturating_add(self.foreign_tokens(member, now_ms))
+    }
+
+    /// Work of other gateways that waits at the engine: their share of the polled queue, at our mean request.
+    fn foreign_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+        let Some(polled) = self.polled_of(member, now_ms) else {
+            return 0;
+        };
+        let waiting = u64::from(polled.waiting.unwrap_or(0));
+        let all = waiting + u64::from(polled.running.unwrap_or(0));
+        let foreign = u64::from(polled.foreign_requests);
+        let mean_tokens = self.mean_charge_16ths / 16;
+        (waiting * foreign)
+            .saturating_mul(mean_tokens)
+            .checked_div(all)
+            .unwrap_or(0)
+    }
+
+    pub(super) fn rate_of(&self, member: &Member) -> u32 {
+        member.rate.tokens_per_s().unwrap_or(self.tokens_per_s)
+    }
+
+    fn slowness_q10(&self, member: &Member) -> u64 {
+        let Some(rate) = member.rate.tokens_per_s() else {
+            return 1024;
+        };
+        let slowness_q10 = u64::from(self.tokens_per_s) * 1024 / u64::from(rate.max(1));
+        // Within 0.75…1.33 the difference is noise of the samples.
+        if (768..=1365).contains(&slowness_q10) {
+            1024
+        } else {
+            slowness_q10.clamp(128, 16_384)
+        }
+    }
+
+    fn has_adapter(&self, host: u16, adapter: u64) -> bool {
+        self.members
+            .get(usize::from(host))
+            .is_some_and(|m| m.polled.adapters.binary_search(&adapter).is_ok())
+    }
+}
+
+/// Puts a score behind all that are not.
+const fn behind(score: u64, missing: bool) -> u64 {
+    (score >> 1) | ((missing as u64) << 63)
+}
+
+fn tie(address_hash: u64, salt: u64) -> u32 {
+    high_u32(address_hash.wrapping_mul(salt | 1))
+}
+
+const fn high_u32(x: u64) -> u32 {
+    (x >> 32) as u32
+}
+
+/// How far down the rendezvous order a decision looks. A host beyond it is reached as a least loaded one.
+pub(crate) const RANKED: usize = 8;
+/// How many of the least loaded hosts a decision looks at.
+pub(crate) const IDLE: usize = 4;
+/// What a request in flight costs the next one, in prefill tokens (`dp100` of the prototype).
+pub(crate) const RUNNING_TOKENS: u64 = 100;
