@@ -15,3 +15,6 @@ pub mod discovery;
 pub mod lease;
 pub mod poller;
 pub mod config;
+pub mod hold;
+pub mod pool;
+pub mod exchange;

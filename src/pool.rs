@@ -1,0 +1,401 @@
+//! Everything that one worker knows of one pool, and the decision made of it.
+//!
+//! In: bodies, the companion's table, the other workers' journals, what became of earlier requests. Out: a decision for
+//! each request, this worker's journal. It outlives configurations: a config push changes settings and keeps hosts,
+//! tallies and remembered prefixes. Bodies, tables and journals are untrusted: what cannot be read changes nothing and
+//! is reported to the caller.
+
+use crate::candidate::{Charge, Fleet, FleetSettings};
+use crate::chunk::PrefixKeys;
+use crate::config::PoolConfig;
+use crate::decision::Decision;
+use crate::hold::HoldLimit;
+use crate::host_table::{HostTable, HostTableError, Slot};
+use crate::journal::{Journal, Tallies, Tally};
+use crate::late_fields::LateFields;
+use crate::prompt::{self, Api, BodyEnd, NoPrompt, PromptInput, SessionMode};
+use crate::recent::{RecentPrefixes, RecentSettings};
+use crate::strategy::{self, Query, Rng, StrategySettings};
+
+/// One pool as one worker knows it.
+#[derive(Debug)]
+pub struct Pool {
+    config: PoolConfig,
+    strategy: StrategySettings,
+    fleet: Fleet,
+    recent: RecentPrefixes,
+    late_fields: LateFields,
+    hold: HoldLimit,
+    rng: Rng,
+    worker: u64,
+    journal_sequence: u32,
+}
+
+/// A request as [`Pool::decide`] takes it.
+#[derive(Debug, Clone, Copy)]
+pub struct DecisionInput<'a> {
+    /// Which API the path names.
+    pub api: Api,
+    /// `:path` with its query.
+    pub path: &'a str,
+    /// The bytes held of the body, and whether there will be more; `None` where the body cannot be read.
+    pub body: Option<(&'a [u8], BodyEnd)>,
+    /// `content-length`: all that is known of the size of a body that cannot be read.
+    pub content_length: Option<u64>,
+    /// Value of the tenant header.
+    pub tenant: Option<&'a [u8]>,
+    /// Value of the session header.
+    pub session: Option<&'a [u8]>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The choice, perhaps of no host.
+    pub decision: Decision,
+    /// Why no prefix key took part, if none did.
+    pub unkeyed: Option<Unkeyed>,
+    /// The client asked for a streamed answer, or might have.
+    pub is_streaming: bool,
+}
+
+/// Why a request was decided without a prefix key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unkeyed {
+    /// The body has none.
+    Body(NoPrompt),
+    /// The body is compressed, or not JSON by its content type.
+    Unreadable,
+    /// The client waits for `100 Continue`, so the body cannot be waited for.
+    ExpectContinue,
+    /// Envoy's filter configuration lacks `allow_on_headers_stop_iteration`, so there is no body to wait for.
+    FlagMissing,
+    /// The body was cut before its namespace was complete, and no earlier turn tells it.
+    CutNamespace,
+    /// Nothing of the body was readable when it had to be decided.
+    NothingHeld,
+}
+
+impl Unkeyed {
+    /// All of them, in the order of their metrics.
+    pub const ALL: [Self; 5 + NoPrompt::ALL.len()] = {
+        let mut all = [Self::Unreadable; 5 + NoPrompt::ALL.len()];
+        let [_, expect, flag, cut, nothing, ..] = &mut all;
+        *expect = Self::ExpectContinue;
+        *flag = Self::FlagMissing;
+        *cut = Self::CutNamespace;
+        *nothing = Self::NothingHeld;
+        let (_, bodies) = all.split_at_mut(5);
+        let mut rest = bodies;
+        let mut causes = NoPrompt::ALL.as_slice();
+        while let ([place, places @ ..], [cause, more @ ..]) = (rest, causes) {
+            *place = Self::Body(*cause);
+            rest = places;
+            causes = more;
+        }
+        all
+    };
+
+    /// Name in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Body(cause) => cause.as_str(),
+            Self::Unreadable => "unreadable",
+            Self::ExpectContinue => "expect_continue",
+            Self::FlagMissing => "flag_missing",
+            Self::CutNamespace => "cut_namespace",
+            Self::NothingHeld => "nothing_held",
+        }
+    }
+}
+
+/// A request's keys, as far as its body told them.
+struct Keyed {
+    keys: PrefixKeys,
+    adapter: Option<u64>,
+    prompt_bytes: u32,
+    unkeyed: Option<Unkeyed>,
+    is_streaming: bool,
+}
+
+impl Pool {
+    /// A pool without hosts. `worker` tells this worker's journal from the others' and seeds its choices between equals.
+    #[must_use]
+    pub fn new(config: PoolConfig, worker: u64) -> Self {
+        Self {
+            strategy: strategy_settings(&config),
+            fleet: Fleet::new(fleet_settings(&config)),
+            recent: RecentPrefixes::new(recent_settings(&config)),
+            late_fields: LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES),
+            hold: HoldLimit::new(config.max_buffer_bytes),
+            rng: Rng::new(worker),
+            worker,
+            journal_sequence: 0,
+            config,
+        }
+    }
+
+    /// Takes over a new configuration and keeps everything that was learned.
+    pub fn reconfigure(&mut self, config: PoolConfig) {
+        self.strategy = strategy_settings(&config);
+        self.fleet.reconfigure(fleet_settings(&config));
+        if recent_settings(&config) != recent_settings(&self.config) {
+            self.recent = RecentPrefixes::new(recent_settings(&config));
+        }
+        if config.late_field_bytes != self.config.late_field_bytes {
+            self.late_fields = LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES);
+        }
+        self.hold.reconfigure(config.max_buffer_bytes);
+        self.config = config;
+    }
+
+    /// Takes over the companion's table.
+    ///
+    /// # Errors
+    /// When the blob is not a table; what was known stays.
+    pub fn apply_table(&mut self, blob: &[u8], now_ms: u64) -> Result<(), HostTableError> {
+        let table = HostTable::decode(blob)?;
+        self.fleet.update(&table, now_ms);
+        Ok(())
+    }
+
+    /// Takes over the tallies of the other workers from all journals; the count of blobs that are no journals.
+    pub fn apply_journals<'a>(&mut self, blobs: impl Iterator<Item = &'a [u8]>, now_ms: u64) -> u32 {
+        let mut rejected = 0;
+        let mut journals = Vec::new();
+        for blob in blobs {
+            match Journal::decode(blob) {
+                Ok(journal) => journals.push(journal),
+                Err(_) => rejected += 1,
+            }
+        }
+        let tallies = Tallies::sum(&journals, self.worker, now_ms);
+        let others = tallies
+            .iter()
+            .map(|tally| (tally.slot, tally.epoch, tally.requests, tally.uncached_tokens));
+        self.fleet.set_others(others, now_ms);
+        rejected
+    }
+
+    /// This worker's journal, for the others.
+    pub fn journal(&mut self, now_ms: u64) -> Journal {
+        self.journal_sequence = self.journal_sequence.wrapping_add(1);
+        let tallies = self.fleet.own_tallies(now_ms);
+        Journal {
+            worker: self.worker,
+            sequence: self.journal_sequence,
+            heartbeat_ms: now_ms,
+            tallies: tallies
+                .map(|(slot, epoch, requests, uncached_tokens)| Tally {
+                    slot,
+                    epoch,
+                    requests,
+                    uncached_tokens,
+                })
+                .collect(),
+        }
+    }
+
+    /// Chooses hosts for one request. It always returns; a decision may name no host, and Envoy's fallback then chooses.
+    pub fn decide(&mut self, input: &DecisionInput<'_>, now_ms: u64) -> Outcome {
+        let keyed = self.keys_of(input);
+        let seen = self.recent.observe(&keyed.keys, self.fleet.traffic(), now_ms);
+        let query = Query {
+            millibytes_per_token: self.config.bytes_per_token.saturating_mul(1000),
+            adapter: keyed.adapter,
+            ..Query::new(&seen, keyed.prompt_bytes, now_ms)
+        };
+        let mut decision = strategy::decide(&self.strategy, &mut self.fleet, &query, &mut self.rng);
+        decision.key = keyed.keys.deepest().map(|key| key.hash.0);
+        Outcome {
+            decision,
+            unkeyed: keyed.unkeyed,
+            is_streaming: keyed.is_streaming,
+        }
+    }
+
+    /// Charges the first host of a decision; `None` where it names none or only reports.
+    pub fn charge(&mut self, decision: &Decision, is_streaming: bool, now_ms: u64) -> Option<Charge> {
+        if self.config.dry_run {
+            return None;
+        }
+        let slot = decision.hosts.first()?;
+        Some(if is_streaming {
+            self.fleet.charge(slot, decision.uncached_tokens, now_ms)
+        } else {
+            self.fleet
+                .charge_unstreamed(slot, decision.uncached_tokens, now_ms)
+        })
+    }
+
+    /// The first body byte of a streamed answer: the prefill is done, and its time tells the host's rate.
+    pub fn first_token(&mut self, charge: &mut Charge, now_ms: u64) {
+        self.fleet.learn_prefill(charge, now_ms);
+        self.fleet.prefill_done(charge, now_ms);
+        self.fleet.succeeded(charge.slot, now_ms);
+    }
+
+    /// The first body byte of an answer that is no event stream: the prefill is done, but when it was is not known.
+    pub fn answer_began(&mut self, charge: &mut Charge, now_ms: u64) {
+        self.fleet.prefill_done(charge, now_ms);
+        self.fleet.succeeded(charge.slot, now_ms);
+    }
+
+    /// The host computes nothing of the request any more, or never did.
+    pub fn prefill_over(&mut self, charge: &mut Charge, now_ms: u64) {
+        self.fleet.prefill_done(charge, now_ms);
+    }
+
+    /// The request is over.
+    pub fn finish(&mut self, charge: &mut Charge, now_ms: u64) {
+        self.fleet.finish(charge, now_ms);
+    }
+
+    /// Another host serves the request.
+    pub fn move_charge(&mut self, charge: &mut Charge, to: Slot, now_ms: u64) {
+        self.fleet.move_charge(charge, to, now_ms);
+    }
+
+    /// A host failed an attempt.
+    pub fn host_failed(&mut self, slot: Slot, now_ms: u64) {
+        self.fleet.failed(slot, now_ms);
+    }
+
+    /// The host with that address.
+    #[must_use]
+    pub fn slot_of(&self, address: &str) -> Option<Slot> {
+        self.fleet.slot_of(address)
+    }
+
+    /// Bytes to hold of a body before deciding.
+    #[must_use]
+    pub fn hold_bytes(&self, content_length: Option<u64>) -> u32 {
+        self.hold.bytes_for(content_length)
+    }
+
+    /// Envoy refused a body while `held_bytes` of it were held; true when this lowered the threshold.
+    pub fn hold_refused(&mut self, held_bytes: u32) -> bool {
+        self.hold.refused(held_bytes)
+    }
+
+    /// Value of the steering header: the decision's hosts, best first.
+    #[must_use]
+    pub fn steering_value(&self, decision: &Decision) -> String {
+        let mut value = String::new();
+        decision.write_header(&self.fleet, &mut value);
+        value
+    }
+
+    /// Address of a host.
+    #[must_use]
+    pub fn address(&self, slot: Slot) -> Option<&str> {
+        self.fleet.address(slot)
+    }
+
+    /// What tells this pool from every other one, also from an earlier one of the same name.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.worker
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// The hosts, for display and tests.
+    #[must_use]
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    fn keys_of(&mut self, input: &DecisionInput<'_>) -> Keyed {
+        let options = &self.config.prompt;
+        let Some((body, end)) = input.body else {
+            let session = prompt::session_key(options, input.tenant, input.session);
+            // A guess at the request's cost, no larger than that of a body which was read and had no prompt.
+            let length_bytes = u32::try_from(input.content_length.unwrap_or(0)).unwrap_or(u32::MAX);
+            let prompt_bytes = length_bytes.min(self.config.max_buffer_bytes);
+            return Keyed {
+                keys: session
+                    .map(|key| PrefixKeys::of_session(key, prompt_bytes))
+                    .unwrap_or_default(),
+                adapter: None,
+                prompt_bytes,
+                unkeyed: session.is_none().then_some(Unkeyed::Unreadable),
+                is_streaming: true,
+            };
+        };
+        let prompt_input = PromptInput {
+            api: input.api,
+            path: input.path,
+            body,
+            end,
+            tenant: input.tenant,
+            session_header: input.session,
+        };
+        let extraction = prompt::extract(&prompt_input, options);
+        let (mut keys, mut unkeyed) = match &extraction.prompt {
+            // A conversation has to be large already to outgrow the threshold with its next turn.
+            Ok(prompt)
+                if prompt.namespace.complete && prompt.chain_bytes < self.config.max_buffer_bytes / 8 =>
+            {
+                (prompt.keys(&prompt.namespace), None)
+            }
+            Ok(prompt) => match self.late_fields.settle(prompt) {
+                Some(namespace) => (prompt.keys(&namespace), None),
+                None => (PrefixKeys::default(), Some(Unkeyed::CutNamespace)),
+            },
+            Err(cause) => (PrefixKeys::default(), Some(Unkeyed::Body(*cause))),
+        };
+        if keys.keys.is_empty() {
+            // Nothing of the prompt is known; what the request costs is at least guessed by its size.
+            keys.prompt_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
+            unkeyed = unkeyed.or(Some(Unkeyed::NothingHeld));
+        }
+        let replaces = match options.session_mode {
+            SessionMode::Off | SessionMode::Extend => false,
+            SessionMode::Fallback => keys.keys.is_empty(),
+            SessionMode::Replace => true,
+        };
+        if let Some(session) = extraction.session.filter(|_| replaces) {
+            keys = PrefixKeys::of_session(session, keys.prompt_bytes);
+            unkeyed = None;
+        }
+        Keyed {
+            prompt_bytes: keys.prompt_bytes,
+            keys,
+            // vLLM serves an adapter as a model of its own.
+            adapter: extraction.adapter.or(extraction.model_hash),
+            unkeyed,
+            is_streaming: extraction.stream,
+        }
+    }
+}
+
+fn strategy_settings(config: &PoolConfig) -> StrategySettings {
+    StrategySettings {
+        overflow: config.overflow.clone(),
+        ..StrategySettings::new(config.strategy)
+    }
+}
+
+fn fleet_settings(config: &PoolConfig) -> FleetSettings {
+    FleetSettings {
+        fresh_ms: config.table_fresh_ms.into(),
+        ..FleetSettings::default()
+    }
+}
+
+fn recent_settings(config: &PoolConfig) -> RecentSettings {
+    RecentSettings {
+        memory_bytes: config.recent_prefix_bytes,
+        home_bytes: config.home_bytes,
+        ..RecentSettings::default()
+    }
+}
+
+/// A head of a prompt with its namespace, in a table that may be half empty.
+const LATE_FIELD_ENTRY_BYTES: u32 = 256;
