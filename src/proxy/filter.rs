@@ -1,0 +1,451 @@
+//! The HTTP filter: Envoy's callbacks for one request, translated for its [`Exchange`].
+
+use std::rc::Rc;
+
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::Action;
+
+use super::host::{self, Buffer, Map};
+use super::stats::{Counter, Stats};
+use super::vm::{PoolEntry, with_vm};
+use crate::config::{Config, PoolConfig};
+use crate::exchange::{Exchange, RequestHead, ResponseHead, Step, Unkeyed};
+
+/// One request.
+pub(super) struct Filter {
+    context_id: u32,
+    config: Option<Rc<Config>>,
+    /// The pool's name and the request, once it is one that Warmroute decides.
+    active: Option<(Rc<str>, Exchange)>,
+    /// The request's headers are Envoy's alone.
+    is_detached: bool,
+}
+
+impl Filter {
+    pub(super) fn new(context_id: u32, config: Option<Rc<Config>>) -> Self {
+        Self {
+            context_id,
+            config,
+            active: None,
+            is_detached: false,
+        }
+    }
+
+    /// Performs a step; true when the request waits on.
+    fn perform(&mut self, step: Step) -> bool {
+        match step {
+            Step::Hold => true,
+            Step::Pass => false,
+            Step::Steer => {
+                self.steer(host::now_ns());
+                false
+            }
+            Step::Read { max_bytes, end } => {
+                let started_ns = host::now_ns();
+                let body = host::buffer(Buffer::RequestBody, 0, max_bytes as usize).unwrap_or_default();
+                let decided = self.with_exchange(|exchange, entry, stats| {
+                    let now_ms = started_ns / 1_000_000;
+                    entry.sync_if_due(stats, now_ms);
+                    exchange.decide(&mut entry.pool, &body, end, now_ms);
+                });
+                if decided.is_some() {
+                    self.steer(started_ns);
+                } else {
+                    // The pool went with its configuration while the request was held.
+                    self.active = None;
+                }
+                false
+            }
+        }
+    }
+
+    /// Writes the steering header of a decided request and counts the decision.
+    fn steer(&mut self, started_ns: u64) {
+        let steering = self.with_exchange(|exchange, entry, stats| {
+            let decision = exchange.decision()?;
+            let is_timed = stats.decision(decision.strategy, decision.reason);
+            stats.add(Counter::PromptBytes, decision.prompt_bytes.into());
+            stats.add(Counter::MatchedBytes, decision.matched_bytes.into());
+            if let Some(cause) = exchange.unkeyed() {
+                stats.unkeyed(cause);
+            }
+            entry.changed(stats, started_ns / 1_000_000);
+            let config = entry.pool.config();
+            let value = if config.dry_run {
+                String::new()
+            } else {
+                entry.pool.steering_value(decision)
+            };
+            Some((config.steering_header.clone(), value, is_timed))
+        });
+        let Some((name, value, is_timed)) = steering.flatten() else {
+            return;
+        };
+        if !value.is_empty() {
+            // Should Envoy refuse, the request goes on without the header and its fallback policy chooses.
+            let _ = host::set_header(Map::Request, &name, value.as_bytes());
+        }
+        if is_timed {
+            let microseconds = host::now_ns().saturating_sub(started_ns) / 1000;
+            with_vm(|vm| vm.stats.decision_time(microseconds));
+        }
+    }
+
+    fn with_exchange<R>(
+        &mut self,
+        f: impl FnOnce(&mut Exchange, &mut PoolEntry, &mut Stats) -> R,
+    ) -> Option<R> {
+        let (name, exchange) = self.active.as_mut()?;
+        with_vm(|vm| {
+            let (entry, stats) = vm.pool_and_stats(name)?;
+            Some(f(exchange, entry, stats))
+        })?
+    }
+
+    /// A body or trailers came for a request that waits: false when its headers must not be touched any more.
+    fn may_touch(&mut self) -> bool {
+        if self.is_detached {
+            return false;
+        }
+        let is_holding = self
+            .active
+            .as_ref()
+            .is_some_and(|(_, exchange)| exchange.is_holding());
+        if is_holding && let Some(Err(cause)) = with_vm(|vm| vm.body_came(self.context_id)) {
+            self.is_detached = true;
+            if let Some((_, exchange)) = &mut self.active {
+                exchange.abandon(cause);
+            }
+            with_vm(|vm| {
+                vm.stats
+                    .add(Counter::FlagMissing, (cause == Unkeyed::FlagMissing).into());
+                vm.stats.unkeyed(cause);
+            });
+            return false;
+        }
+        true
+    }
+
+    /// A response that needs a closer look: who sent it, who tried, and why.
+    fn on_other_response(&mut self, answer: &AnswerLines<'_>, now_ms: u64) {
+        let details = host::property(b"response\0code_details").unwrap_or_default();
+        let address = host::property(b"upstream\0address").unwrap_or_default();
+        let attempts = host::number_property(b"upstream\0request_attempt_count").unwrap_or(1);
+        let head = ResponseHead {
+            status: answer.status,
+            via_upstream: details == b"via_upstream",
+            body_too_large: details.starts_with(b"request_payload_too_large"),
+            // A full circuit breaker of the cluster is nobody's failure.
+            served_by: core::str::from_utf8(&address)
+                .ok()
+                .filter(|address| !address.is_empty() && !details.ends_with(b"{overflow}")),
+            attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
+            is_event_stream: answer.is_event_stream,
+        };
+        self.with_exchange(|exchange, entry, stats| {
+            let note = exchange.on_response_headers(&mut entry.pool, &head, now_ms);
+            stats.add(Counter::HostFailures, note.failed_attempts.into());
+            stats.add(Counter::ServedElsewhere, note.served_elsewhere.into());
+            stats.add(Counter::HeldTooLarge, note.refused_while_held.into());
+            if note.hold_lowered {
+                log::warn!(
+                    "Envoy refused a body of which {} bytes are held by default: raise the route's \
+                     request_body_buffer_limit (1.37 or newer) or the listener's per_connection_buffer_limit_bytes, \
+                     or lower max_buffer_bytes; until then bodies that may not fit are decided by their first chunk",
+                    entry.pool.config().max_buffer_bytes
+                );
+            }
+            entry.changed(stats, now_ms);
+        });
+    }
+
+    fn add_debug_headers(&mut self) {
+        let lines = self.with_exchange(|exchange, entry, _| {
+            let decision = exchange
+                .decision()
+                .filter(|_| entry.pool.config().debug_headers)?;
+            let host = decision
+                .hosts
+                .first()
+                .and_then(|slot| entry.pool.address(slot))
+                .unwrap_or("none");
+            let reason = exchange.unkeyed().map_or_else(
+                || decision.reason.as_str().to_owned(),
+                |cause| format!("{}; {}", decision.reason.as_str(), cause.as_str()),
+            );
+            Some([
+                ("x-warmroute-strategy", decision.strategy.as_str().to_owned()),
+                ("x-warmroute-reason", reason),
+                ("x-warmroute-host", host.to_owned()),
+                (
+                    "x-warmroute-matched",
+                    format!("{}/{}", decision.matched_bytes, decision.prompt_bytes),
+                ),
+                (
+                    "x-warmroute-key",
+                    decision
+                        .key
+                        .map_or_else(|| "none".to_owned(), |key| format!("{key:016x}")),
+                ),
+            ])
+        });
+        for (name, value) in lines.flatten().into_iter().flatten() {
+            let _ = host::set_header(Map::Response, name, value.as_bytes());
+        }
+    }
+}
+
+impl Context for Filter {}
+
+impl HttpContext for Filter {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        let Some(config) = self.config.clone() else {
+            return Action::Continue;
+        };
+        let headers = host::headers(Map::Request);
+        let lines = Lines::read(&headers, &config);
+        for name in &lines.spoofed {
+            // Each edit makes Envoy choose the route anew, so only what is there is removed.
+            let _ = host::remove_header(Map::Request, name);
+        }
+        if !lines.spoofed.is_empty() {
+            with_vm(|vm| vm.stats.add(Counter::SpoofedHeaders, lines.spoofed.len() as u64));
+        }
+        let Some(api) = Exchange::concerns(lines.method, lines.path, end_of_stream) else {
+            return Action::Continue;
+        };
+        let cluster = host::property(b"xds\0cluster_name").unwrap_or_default();
+        let Some(pool) = core::str::from_utf8(&cluster)
+            .ok()
+            .and_then(|name| config.pool(name))
+        else {
+            return Action::Continue;
+        };
+        let head = lines.request_head(&headers, pool);
+        let now_ms = host::now_ms();
+        let started = with_vm(|vm| {
+            vm.note_stream();
+            let bodies_come = vm.bodies_come();
+            let (entry, stats) = vm.pool_and_stats(&pool.name)?;
+            entry.sync_if_due(stats, now_ms);
+            let (exchange, step) = Exchange::start(&mut entry.pool, api, head, bodies_come, now_ms);
+            if step == Step::Hold {
+                vm.wait_begins(self.context_id, now_ms);
+            }
+            Some((exchange, step))
+        });
+        let Some(Some((exchange, step))) = started else {
+            return Action::Continue;
+        };
+        self.active = Some((Rc::from(pool.name.as_str()), exchange));
+        if self.perform(step) {
+            Action::Pause
+        } else {
+            Action::Continue
+        }
+    }
+
+    fn on_http_request_body(&mut self, held_bytes: usize, end_of_stream: bool) -> Action {
+        if self.active.is_none() || !self.may_touch() {
+            return Action::Continue;
+        }
+        let step = self.active.as_mut().map_or(Step::Pass, |(_, exchange)| {
+            exchange.on_body(held_bytes, end_of_stream)
+        });
+        if self.perform(step) {
+            Action::Pause
+        } else {
+            Action::Continue
+        }
+    }
+
+    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+        if self.active.is_none() || !self.may_touch() {
+            return Action::Continue;
+        }
+        let step = self
+            .active
+            .as_mut()
+            .map_or(Step::Pass, |(_, exchange)| exchange.on_trailers());
+        self.perform(step);
+        Action::Continue
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        if self.active.is_none() {
+            return Action::Continue;
+        }
+        let headers = host::headers(Map::Response);
+        let answer = AnswerLines::read(&headers);
+        let served_by = answer
+            .served_by
+            .and_then(|address| core::str::from_utf8(address).ok());
+        let is_first_choice = served_by.is_some_and(|address| {
+            self.with_exchange(|exchange, entry, _| exchange.is_first_choice(&entry.pool, address))
+                == Some(true)
+        });
+        let now_ms = host::now_ms();
+        if is_first_choice && answer.status == 200 {
+            // The common case, without a further host call: Envoy's upstream filter wrote `x-served-by`, so the upstream
+            // answered, and it is the host that was chosen.
+            let head = ResponseHead {
+                status: 200,
+                via_upstream: true,
+                served_by,
+                attempts: 1,
+                is_event_stream: answer.is_event_stream,
+                ..ResponseHead::default()
+            };
+            self.with_exchange(|exchange, entry, _| {
+                exchange.on_response_headers(&mut entry.pool, &head, now_ms)
+            });
+        } else {
+            self.on_other_response(&answer, now_ms);
+        }
+        self.add_debug_headers();
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, body_bytes: usize, _end_of_stream: bool) -> Action {
+        let awaits = self
+            .active
+            .as_ref()
+            .is_some_and(|(_, exchange)| exchange.awaits_first_token());
+        if awaits && body_bytes > 0 {
+            let now_ms = host::now_ms();
+            self.with_exchange(|exchange, entry, stats| {
+                exchange.on_response_body(&mut entry.pool, now_ms);
+                entry.changed(stats, now_ms);
+            });
+        }
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        if self.active.is_none() {
+            return;
+        }
+        let now_ms = host::now_ms();
+        self.with_exchange(|exchange, entry, stats| {
+            let was_held = exchange.on_end(&mut entry.pool, now_ms);
+            stats.add(Counter::EndedWhileHeld, was_held.into());
+            entry.changed(stats, now_ms);
+        });
+        with_vm(|vm| vm.context_ends(self.context_id));
+        self.active = None;
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // Envoy logs every stream before it deletes it; should it not, the charge must still be given back.
+        let now_ms = if self.active.is_some() {
+            host::now_ms()
+        } else {
+            return;
+        };
+        self.with_exchange(|exchange, entry, _| exchange.on_end(&mut entry.pool, now_ms));
+        with_vm(|vm| vm.context_ends(self.context_id));
+    }
+}
+
+/// The request headers that matter, found in one pass over one host call's answer.
+struct Lines<'a> {
+    method: &'a [u8],
+    path: &'a str,
+    content_type: Option<&'a [u8]>,
+    content_encoding: Option<&'a [u8]>,
+    content_length: Option<&'a [u8]>,
+    expects_continue: bool,
+    spoofed: Vec<String>,
+}
+
+impl<'a> Lines<'a> {
+    fn read(headers: &'a host::Headers, config: &Config) -> Self {
+        let mut lines = Self {
+            method: b"",
+            path: "",
+            content_type: None,
+            content_encoding: None,
+            content_length: None,
+            expects_continue: false,
+            spoofed: Vec::new(),
+        };
+        for (name, value) in headers.iter() {
+            match name {
+                b":method" => lines.method = value,
+                b":path" => lines.path = core::str::from_utf8(value).unwrap_or_default(),
+                b"content-type" => lines.content_type = Some(value),
+                b"content-encoding" => lines.content_encoding = Some(value),
+                b"content-length" => lines.content_length = Some(value),
+                b"expect" => lines.expects_continue = value.eq_ignore_ascii_case(b"100-continue"),
+                _ => {
+                    let steers = |pool: &&PoolConfig| pool.steering_header.as_bytes() == name;
+                    if let Some(pool) = config.pools.iter().find(steers)
+                        && !lines.spoofed.contains(&pool.steering_header)
+                    {
+                        lines.spoofed.push(pool.steering_header.clone());
+                    }
+                }
+            }
+        }
+        lines
+    }
+
+    fn request_head(&self, headers: &host::Headers, pool: &PoolConfig) -> RequestHead {
+        let text = |value: Option<&[u8]>| value.map(|value| String::from_utf8_lossy(value).into_owned());
+        let find = |wanted: &str| {
+            let found = headers.iter().find(|(name, _)| *name == wanted.as_bytes());
+            found
+                .map(|(_, value)| value.to_vec())
+                .filter(|value| !value.is_empty())
+        };
+        RequestHead {
+            path: self.path.to_owned(),
+            content_type: text(self.content_type),
+            content_encoding: text(self.content_encoding),
+            content_length: self.content_length.and_then(parse_number),
+            expects_continue: self.expects_continue,
+            tenant: pool.tenant_header.as_deref().and_then(find),
+            session: pool.session_headers.iter().find_map(|name| find(name)),
+        }
+    }
+}
+
+/// The response headers that matter.
+struct AnswerLines<'a> {
+    status: u16,
+    is_event_stream: bool,
+    served_by: Option<&'a [u8]>,
+}
+
+impl<'a> AnswerLines<'a> {
+    fn read(headers: &'a host::Headers) -> Self {
+        let mut lines = Self {
+            status: 0,
+            is_event_stream: false,
+            served_by: None,
+        };
+        for (name, value) in headers.iter() {
+            match name {
+                b":status" => {
+                    lines.status = parse_number(value)
+                        .and_then(|code| u16::try_from(code).ok())
+                        .unwrap_or(0)
+                }
+                // Ollama streams one JSON object a line.
+                b"content-type" => {
+                    lines.is_event_stream =
+                        value.starts_with(b"text/event-stream") || value.starts_with(b"application/x-ndjson");
+                }
+                b"x-served-by" => lines.served_by = Some(value),
+                _ => {}
+            }
+        }
+        lines
+    }
+}
+
+fn parse_number(digits: &[u8]) -> Option<u64> {
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
