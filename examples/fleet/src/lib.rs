@@ -1,1 +1,33 @@
-//! Simulated fleet.
+//! Simulated fleet, load generator and Envoy handling: what the demo and the end-to-end tests drive.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`engine`] | the model of one inference engine, without I/O |
+//! | [`api`] | OpenAI-shaped requests and answers |
+//! | [`metrics_text`] | engine state as vLLM's `/metrics` |
+//! | [`replica`] | one engine behind a real HTTP server, with test controls |
+//! | [`fleet`] | several replicas in one process |
+//! | [`client`] | a small HTTP client |
+//! | [`process`] | helper programs that an interrupt ends |
+//! | [`wasm`] | builds the filter's `.wasm` |
+//! | [`envoy`] | finds or fetches Envoy and runs it |
+//! | [`envoy_config`] | what an Envoy should do, as its config |
+//! | [`workload`] | seeds → requests with arrival times |
+//! | [`load`] | sends them and notes what happened |
+//! | [`report`] | sums that up: rows, table, JSON |
+//! | [`demo`] | all of it in turn, for each strategy |
+
+pub mod api;
+pub mod client;
+pub mod demo;
+pub mod engine;
+pub mod envoy;
+pub mod envoy_config;
+pub mod fleet;
+pub mod load;
+pub mod metrics_text;
+pub mod process;
+pub mod replica;
+pub mod report;
+pub mod wasm;
+pub mod workload;
