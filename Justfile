@@ -1,0 +1,39 @@
+# The commands of the project by name; each is plain enough to paste. `just` lists them.
+
+_default:
+    @just --list --unsorted
+
+# The demo: a simulated fleet behind a real Envoy, every strategy in turn
+demo *ARGS:
+    cargo demo {{ARGS}}
+
+# All tests, those with real Envoys included
+test:
+    cargo test
+
+# The filter, into target/wasm32-wasip1/release/warmroute.wasm
+wasm:
+    rustup target add wasm32-wasip1
+    cargo rustc --release --package warmroute --lib --target wasm32-wasip1 --crate-type cdylib
+
+# The core's golden vectors on wasm32-unknown-unknown, in node
+test-wasm:
+    cargo run --quiet --package warmroute-fleet --bin wasm-tests
+
+# Formatting, native and wasi lints
+lint:
+    cargo fmt --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --package warmroute --lib --target wasm32-wasip1 -- -D warnings
+
+# The documentation, for the wasi target so that the shell is in it
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --package warmroute --no-deps --document-private-items --target wasm32-wasip1
+
+# Plain Envoy against Envoy with the filter, in pairs, for bodies of 2, 16 and 64 KiB
+bench-filter *ARGS:
+    cargo run --release --package warmroute-fleet --bin bench-filter -- {{ARGS}}
+
+# Exactly what CI runs
+check:
+    bash .ci/run
