@@ -15,5 +15,6 @@ pub(super) fn decide(fleet: &Fleet, query: &Query, rng: &mut Rng) -> Decision {
             decision.hosts.push(slot);
         }
     }
+    decision.uncached_tokens = query.prompt_tokens();
     decision
 }

@@ -27,5 +27,6 @@ pub(super) fn decide(
             decision.hosts.push(slot);
         }
     }
+    decision.uncached_tokens = query.prompt_tokens();
     decision
 }

@@ -62,6 +62,7 @@ pub(super) fn decide(
         .iter()
         .chain(failing.iter())
         .for_each(|slot| decision.hosts.push(slot));
+    query.fill_in_cached(&mut decision);
     decision
 }
 
