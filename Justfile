@@ -34,6 +34,10 @@ doc:
 bench-filter *ARGS:
     cargo run --release --package warmroute-fleet --bin bench-filter -- {{ARGS}}
 
+# Fits the engine model to idle vLLM servers at the URLs given, and checks what it then predicts
+calibrate *ARGS:
+    cargo run --release --package warmroute-fleet --bin calibrate -- {{ARGS}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

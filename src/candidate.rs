@@ -361,12 +361,12 @@ impl Fleet {
             .map_or(self.tokens_per_s, |m| self.rate_of(m))
     }
 
-    /// Share of the requests in flight that this worker did not place, thousandths.
-    pub(crate) fn others_permille(&self) -> u64 {
-        let others = self.other_requests.saturating_add(self.foreign_requests);
-        others
+    /// Share of the requests in flight that no worker of this Envoy placed, thousandths.
+    pub(crate) fn foreign_permille(&self) -> u64 {
+        let own = self.own_requests.saturating_add(self.other_requests);
+        self.foreign_requests
             .saturating_mul(1000)
-            .checked_div(others.saturating_add(self.own_requests))
+            .checked_div(own.saturating_add(self.foreign_requests))
             .unwrap_or(0)
     }
 }
@@ -385,6 +385,7 @@ impl Fleet {
             ahead_tokens: 0,
             streamed,
             moved: false,
+            placement: None,
         };
         self.mean_charge_16ths =
             (self.mean_charge_16ths - self.mean_charge_16ths / 16).saturating_add(u64::from(tokens));

@@ -62,8 +62,10 @@ pub struct PoolConfig {
     pub session_headers: Vec<String>,
     /// Depth of the fixed home key and of the shallowest adaptive one.
     pub home_bytes: u32,
-    /// Bound of the memory of recent prefixes.
+    /// Bound of the memory for how often prefixes were used.
     pub recent_prefix_bytes: u32,
+    /// Bound of the prefix index of each worker.
+    pub index_memory_bytes: u32,
     /// Bound of the memory that completes cut bodies.
     pub late_field_bytes: u32,
     /// Age at which the host table stops being believed.
@@ -87,15 +89,18 @@ pub enum StrategyName {
     PrefixHash,
     /// Rendezvous order of the prefix, first host that is worth it.
     Hybrid,
+    /// Least cost over the hosts that hold the prefix, the rendezvous order and the least loaded.
+    CacheAware,
 }
 
 impl StrategyName {
     /// All of them, in the order of their metrics.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::RoundRobin,
         Self::LeastOutstanding,
         Self::PrefixHash,
         Self::Hybrid,
+        Self::CacheAware,
     ];
 
     /// The name used in config, headers and metrics.
@@ -106,6 +111,7 @@ impl StrategyName {
             Self::LeastOutstanding => "least_outstanding",
             Self::PrefixHash => "prefix_hash",
             Self::Hybrid => "hybrid",
+            Self::CacheAware => "cache_aware",
         }
     }
 }

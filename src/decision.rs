@@ -50,6 +50,8 @@ pub enum Reason {
     OverflowFailing,
     /// The home does not have the adapter, or another host costs less than the home.
     OverflowCost,
+    /// A host that is not the home holds more of the prompt than the home.
+    WarmHost,
     /// Every host is over a threshold: the home again.
     AllSaturated,
     /// No prefix key: the host with the least work.
@@ -120,13 +122,14 @@ impl HostList {
 
 impl Reason {
     /// Every reason, for metrics.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Home,
         Self::OverflowWaiting,
         Self::OverflowKvUsage,
         Self::OverflowInFlight,
         Self::OverflowFailing,
         Self::OverflowCost,
+        Self::WarmHost,
         Self::AllSaturated,
         Self::LeastLoaded,
         Self::LeastOutstanding,
@@ -146,6 +149,7 @@ impl Reason {
             Self::OverflowInFlight => "overflow_in_flight",
             Self::OverflowFailing => "overflow_failing",
             Self::OverflowCost => "overflow_cost",
+            Self::WarmHost => "warm_host",
             Self::AllSaturated => "all_saturated",
             Self::LeastLoaded => "least_loaded",
             Self::LeastOutstanding => "least_outstanding",
@@ -166,6 +170,7 @@ impl Reason {
             | Self::OverflowFailing
             | Self::OverflowCost => true,
             Self::Home
+            | Self::WarmHost
             | Self::AllSaturated
             | Self::LeastLoaded
             | Self::LeastOutstanding

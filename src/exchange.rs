@@ -8,7 +8,7 @@
 use crate::candidate::Charge;
 use crate::decision::Decision;
 pub use crate::pool::Unkeyed;
-use crate::pool::{DecisionInput, Pool};
+use crate::pool::{DecisionInput, Outcome, Pool};
 use crate::prompt::{Api, BodyEnd, body_is_readable};
 
 /// What the shell is to do next.
@@ -226,7 +226,7 @@ impl Exchange {
         };
         let outcome = pool.decide(&input, now_ms);
         self.is_streaming = outcome.is_streaming && self.api.stream_begins_with_token();
-        self.settle(pool, outcome.decision, outcome.unkeyed, now_ms);
+        self.settle(pool, outcome, now_ms);
     }
 
     /// The request goes on undecided, because it was let go from outside.
@@ -246,15 +246,16 @@ impl Exchange {
             tenant: self.head.tenant.as_deref(),
             session: self.head.session.as_deref(),
         };
-        let outcome = pool.decide(&input, now_ms);
-        self.settle(pool, outcome.decision, outcome.unkeyed.and(Some(cause)), now_ms);
+        let mut outcome = pool.decide(&input, now_ms);
+        outcome.unkeyed = outcome.unkeyed.and(Some(cause));
+        self.settle(pool, outcome, now_ms);
     }
 
-    fn settle(&mut self, pool: &mut Pool, decision: Decision, unkeyed: Option<Unkeyed>, now_ms: u64) {
-        self.charge = pool.charge(&decision, self.is_streaming, now_ms);
+    fn settle(&mut self, pool: &mut Pool, mut outcome: Outcome, now_ms: u64) {
+        self.charge = pool.charge(&mut outcome, now_ms);
         self.charged_by = pool.id();
-        self.decision = Some(Box::new(decision));
-        self.unkeyed = unkeyed;
+        self.decision = Some(Box::new(outcome.decision));
+        self.unkeyed = outcome.unkeyed;
         self.phase = Phase::Decided;
     }
 
@@ -329,7 +330,10 @@ impl Exchange {
             match served {
                 Some(slot) => pool.move_charge(charge, slot, now_ms),
                 // The host that works on it is none that is known; the one that was charged has nothing of it.
-                None => pool.finish(charge, now_ms),
+                None => {
+                    pool.prefill_over(charge, now_ms);
+                    pool.finish(charge, now_ms);
+                }
             }
         }
         if head.via_upstream && head.status == 200 {

@@ -1,4 +1,4 @@
-//! Bytes ↔ one worker's journal: its tallies per host and its heartbeat.
+//! Bytes ↔ one worker's journal: its tallies per host, its newest placements and its heartbeat.
 //!
 //! In: what a worker placed, or the bytes of the others' journals. Out: a versioned, checksummed blob for the worker's
 //! journal slot in shared data, whether a slot may be claimed, and the sum of what the others hold. The bytes are
@@ -8,10 +8,16 @@
 //! These first fields stay where they are in every version, so that a claim can be judged across builds; sections with
 //! an unknown tag are skipped, so that a section can be added within a version.
 
+mod placements;
+
 use std::fmt;
 
 use crate::blob::{BlobError, BlobReader, BlobWriter, heartbeat_is_stale};
 use crate::host_table::{MAX_HOSTS, Slot};
+
+pub use self::placements::{
+    ARCHIVED_RUNS, ClosedRun, MAX_KEYS, Placement, PlacementKind, PlacementLog, PlacementRun, RUN_BYTES,
+};
 
 /// What one worker has open, published under its journal slot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,6 +30,8 @@ pub struct Journal {
     pub heartbeat_ms: u64,
     /// Open work per host.
     pub tallies: Vec<Tally>,
+    /// The newest placements.
+    pub placements: PlacementRun,
 }
 
 /// Open work of one worker on one host.
@@ -59,6 +67,8 @@ pub enum JournalError {
     UnsupportedVersion(u16),
     /// The tally section is not a whole number of tallies, or holds more than [`MAX_TALLIES`].
     InvalidTallies,
+    /// The section of placements breaks its bounds.
+    InvalidPlacements,
 }
 
 impl Journal {
@@ -66,7 +76,13 @@ impl Journal {
     pub fn encode(&self) -> Vec<u8> {
         let tallies = self.tallies.get(..MAX_TALLIES).unwrap_or(&self.tallies);
         let section_bytes = tallies.len().saturating_mul(TALLY_BYTES);
-        let mut writer = BlobWriter::new(MAGIC, VERSION, section_bytes.saturating_add(FIXED_BYTES));
+        // A worker that placed nothing yet has no run to tell of.
+        let has_run = !self.placements.placements.is_empty();
+        let run_bytes = self.placements.encoded_bytes();
+        let payload_bytes = FIXED_BYTES
+            .saturating_add(section_bytes)
+            .saturating_add(run_bytes);
+        let mut writer = BlobWriter::new(MAGIC, VERSION, payload_bytes);
         writer.put_u64(self.worker);
         writer.put_u32(self.sequence);
         writer.put_u64(self.heartbeat_ms);
@@ -77,6 +93,11 @@ impl Journal {
             writer.put_u32(tally.epoch);
             writer.put_u32(tally.requests);
             writer.put_u64(tally.uncached_tokens);
+        }
+        if has_run {
+            writer.put_u16(TAG_PLACEMENTS);
+            writer.put_u32(u32::try_from(run_bytes).unwrap_or(u32::MAX));
+            self.placements.write(&mut writer);
         }
         writer.seal()
     }
@@ -95,16 +116,29 @@ impl Journal {
             sequence: reader.u32()?,
             heartbeat_ms: reader.u64()?,
             tallies: Vec::new(),
+            placements: PlacementRun::default(),
         };
         while !reader.is_empty() {
             let tag = reader.u16()?;
             let length = usize::try_from(reader.u32()?).map_err(|_| BlobError::Truncated)?;
-            let section = reader.section(length)?;
-            if tag == TAG_TALLIES {
-                journal.tallies = read_tallies(section, length)?;
+            let mut section = reader.section(length)?;
+            match tag {
+                TAG_TALLIES => journal.tallies = read_tallies(section, length)?,
+                TAG_PLACEMENTS => {
+                    let run = PlacementRun::read(&mut section)?.filter(|_| section.is_empty());
+                    journal.placements = run.ok_or(JournalError::InvalidPlacements)?;
+                }
+                _ => {}
             }
         }
         Ok(journal)
+    }
+
+    /// Whether bytes look like a journal of that worker, told by its identity alone: a worker asks this of its own slot
+    /// before each publication.
+    #[must_use]
+    pub fn is_by(bytes: &[u8], worker: u64) -> bool {
+        bytes.starts_with(&MAGIC) && bytes.get(WORKER_AT..WORKER_AT + 8) == Some(&worker.to_le_bytes())
     }
 
     /// True when its writer stopped: see [`JOURNAL_TTL_MS`].
@@ -192,6 +226,7 @@ impl fmt::Display for JournalError {
                 write!(f, "journal has version {version}, this build reads {VERSION}")
             }
             Self::InvalidTallies => f.write_str("journal has an invalid tally section"),
+            Self::InvalidPlacements => f.write_str("journal has an invalid section of placements"),
         }
     }
 }
@@ -233,9 +268,12 @@ const MAGIC: [u8; 4] = *b"WRJN";
 /// Version of the layout above; a change of it needs a new number and new golden bytes.
 const VERSION: u16 = 1;
 const TAG_TALLIES: u16 = 1;
+const TAG_PLACEMENTS: u16 = 2;
 const TALLY_BYTES: usize = 18;
-/// Worker, sequence, heartbeat and one section header.
-const FIXED_BYTES: usize = 26;
+/// Where the payload begins, and with it the writer's identity.
+const WORKER_AT: usize = 18;
+/// Worker, sequence, heartbeat and two section headers.
+const FIXED_BYTES: usize = 32;
 
 #[cfg(test)]
 #[expect(clippy::cast_possible_truncation, reason = "random values of every width")]
@@ -260,6 +298,7 @@ mod tests {
             sequence: 3,
             heartbeat_ms,
             tallies: tallies.to_vec(),
+            placements: PlacementRun::default(),
         }
     }
 
@@ -282,6 +321,15 @@ mod tests {
                 sequence: random.next() as u32,
                 heartbeat_ms: random.next(),
                 tallies,
+                placements: PlacementRun {
+                    first_sequence: random.next() as u32,
+                    placements: vec![Placement {
+                        slot: Slot(random.next() as u16),
+                        renewed: 1,
+                        keys: vec![random.next(), random.next()],
+                        ..Placement::default()
+                    }],
+                },
             };
             assert_eq!(Journal::decode(&journal.encode()), Ok(journal));
         }
@@ -334,6 +382,34 @@ mod tests {
     }
 
     #[test]
+    fn broken_placements_are_refused() {
+        let sealed = |section: &[u8]| {
+            let mut writer = BlobWriter::new(MAGIC, VERSION, 0);
+            writer.put_u64(9);
+            writer.put_u32(3);
+            writer.put_u64(NOW_MS);
+            writer.put_u16(TAG_PLACEMENTS);
+            writer.put_u32(u32::try_from(section.len()).unwrap());
+            writer.put_bytes(section);
+            Journal::decode(&writer.seal())
+        };
+        let mut run = vec![4, 0, 0, 0, 1, 0];
+        run.extend([0; 17]);
+        assert!(sealed(&run).is_ok());
+        for (at, byte) in [(6, 2), (21, 1), (22, 65)] {
+            let mut broken = run.clone();
+            broken[at] = byte;
+            broken.resize(run.len() + 8 * usize::from(broken[22]), 0);
+            assert_eq!(sealed(&broken), Err(JournalError::InvalidPlacements), "byte {at}");
+        }
+        assert_eq!(
+            sealed(&[&run[..], &[0]].concat()),
+            Err(JournalError::InvalidPlacements)
+        );
+        assert_eq!(sealed(&run[..22]), Err(JournalError::Blob(BlobError::Truncated)));
+    }
+
+    #[test]
     fn broken_sections_are_refused() {
         let sealed = |length: u32, bytes: usize| {
             let mut writer = BlobWriter::new(MAGIC, VERSION, 0);
@@ -370,6 +446,7 @@ mod tests {
             sequence: 9,
             heartbeat_ms: 10,
             tallies: vec![tally(1, 2, 3, 4)],
+            placements: PlacementRun::default(),
         };
         let hex: String = journal
             .encode()
@@ -380,6 +457,45 @@ mod tests {
     }
 
     const GOLDEN_1: &str = "57524a4e01002c0000005f92e892ba1f569f0807060504030201090000000a00000000000000010012000000010002000000030000000400000000000000";
+
+    /// The same with one placement, and the archived run of it; bytes by Python's `struct`, checksums as above.
+    #[test]
+    fn placements_have_their_golden_bytes() {
+        let journal = Journal {
+            worker: 0x0102_0304_0506_0708,
+            sequence: 9,
+            heartbeat_ms: 10,
+            tallies: vec![tally(1, 2, 3, 4)],
+            placements: PlacementRun {
+                first_sequence: 4,
+                placements: vec![Placement {
+                    kind: PlacementKind::Withdrawn,
+                    slot: Slot(5),
+                    epoch: 6,
+                    uncached_tokens: 7,
+                    prompt_tokens: 8,
+                    renewed: 1,
+                    keys: vec![0x1112_1314_1516_1718, 9],
+                }],
+            },
+        };
+        let hex = |bytes: Vec<u8>| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+        assert_eq!(hex(journal.encode()), GOLDEN_1_PLACEMENTS);
+        assert_eq!(hex(journal.placements.encode(journal.worker)), GOLDEN_1_RUN);
+        assert_eq!(Journal::decode(&journal.encode()), Ok(journal));
+    }
+
+    const GOLDEN_1_PLACEMENTS: &str = "57524a4e0100590000004d704160a12909020807060504030201090000000a00000000000000010012000000010002000000030000000400000000000000020027000000040000000100010500060000000700000008000000010218171615141312110900000000000000";
+    const GOLDEN_1_RUN: &str = "5752504c01002f0000002ccb7ecf454b2af40807060504030201040000000100010500060000000700000008000000010218171615141312110900000000000000";
+
+    #[test]
+    fn a_worker_knows_its_own_journal_by_its_head() {
+        let bytes = journal(7, NOW_MS, &[]).encode();
+        assert!(Journal::is_by(&bytes, 7));
+        assert!(!Journal::is_by(&bytes, 8));
+        assert!(!Journal::is_by(&bytes[..20], 7));
+        assert!(!Journal::is_by(b"", 7));
+    }
 
     #[test]
     fn a_slot_is_claimed_only_when_nobody_lives_there() {

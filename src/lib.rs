@@ -7,9 +7,9 @@
 //! ```text
 //! request bytes ─▶ prompt ─▶ chained keys ─▶ candidates ─▶ strategy ─▶ Decision{hosts, reason} ─▶ header ─▶ Envoy
 //!                                             ▲      ▲
-//!                  remembered prefixes ───────┘      └──── host table ◀─ companion: endpoints + /metrics
+//!                        prefix index ────────┘      └──── host table ◀─ companion: endpoints + /metrics
 //!                                                    ▲
-//!                              the other workers' tallies (journals in Envoy's shared data)
+//!                the other workers' placements and tallies (journals in Envoy's shared data)
 //! ```
 //!
 //! Modules stand in the order of the flow; one may use those above it, never those below.
@@ -19,10 +19,11 @@
 //! | 1 | [`chunk`] | framed text → chained hashes and keys (a versioned scheme with golden vectors) |
 //! | 1 | [`prompt`] | body bytes → prompt segments, namespace, keys; one file an API family |
 //! | 1 | [`late_fields`] | cut body → the namespace that an earlier turn had |
-//! | 2 | [`recent`] | keys → how much of the prompt was seen lately, and which key is its home |
+//! | 2 | [`recent`] | keys → how often each was used lately, and so which one is the prompt's home |
 //! | 3 | [`blob`] | the frame of every shared blob: magic, version, length, checksum |
 //! | 3 | [`host_table`] | bytes ↔ hosts with load, health, epoch |
-//! | 3 | [`journal`] | bytes ↔ one worker's tallies and heartbeat |
+//! | 3 | [`journal`] | bytes ↔ one worker's tallies, placements and heartbeat |
+//! | 3 | [`index`] | keys → which hosts hold how much of the prompt |
 //! | 4 | [`candidate`] | host table × tallies → candidates, each with its backlog, rate and penalty |
 //! | 5 | [`decision`] | which hosts, in which order, and why |
 //! | 5 | [`strategy`] | candidates → decision; one file a strategy |
@@ -50,6 +51,7 @@
 //! * **namespace**: what must be equal besides the messages for two prompts to share KV cache: model, adapter, salt,
 //!   tenant, tools, template inputs.
 //! * **home**: the first host in the rendezvous order of a prompt's home key.
+//! * **placement**, **index**: which keys went to which host, and what is believed of their caches from that.
 //! * **charge**, **tally**: the work that a placed request adds to its host, and the sum of those.
 //! * **candidate**, **decision**: a host that a strategy looks at, and what it chose, with the reason.
 //! * **companion**, **lease**, **journal**, **host table**: who polls, how it is elected, what workers tell each other,
@@ -69,6 +71,7 @@ pub mod recent;
 pub mod blob;
 pub mod host_table;
 pub mod journal;
+pub mod index;
 pub mod candidate;
 pub mod decision;
 pub mod strategy;

@@ -2,8 +2,10 @@
 //!
 //! In: bodies, the companion's table, the other workers' journals, what became of earlier requests. Out: a decision for
 //! each request, this worker's journal. It outlives configurations: a config push changes settings and keeps hosts,
-//! tallies and remembered prefixes. Bodies, tables and journals are untrusted: what cannot be read changes nothing and
-//! is reported to the caller.
+//! tallies, the counts of prefixes and the index. Bodies, tables and journals are untrusted: what cannot be read changes
+//! nothing and is reported to the caller.
+
+mod peers;
 
 use crate::candidate::{Charge, Fleet, FleetSettings};
 use crate::chunk::PrefixKeys;
@@ -11,11 +13,16 @@ use crate::config::PoolConfig;
 use crate::decision::Decision;
 use crate::hold::HoldLimit;
 use crate::host_table::{HostTable, HostTableError, Slot};
-use crate::journal::{Journal, Tallies, Tally};
+use crate::index::{IndexSettings, NewPlacement, PrefixIndex};
+use crate::journal::{ClosedRun, Journal, JournalError, Placement, PlacementKind, PlacementLog, Tally};
 use crate::late_fields::LateFields;
 use crate::prompt::{self, Api, BodyEnd, NoPrompt, PromptInput, SessionMode};
 use crate::recent::{RecentPrefixes, RecentSettings};
 use crate::strategy::{self, Query, Rng, StrategySettings};
+
+pub use self::peers::JournalNews;
+
+use self::peers::Peers;
 
 /// One pool as one worker knows it.
 #[derive(Debug)]
@@ -24,11 +31,14 @@ pub struct Pool {
     strategy: StrategySettings,
     fleet: Fleet,
     recent: RecentPrefixes,
+    index: PrefixIndex,
     late_fields: LateFields,
     hold: HoldLimit,
     rng: Rng,
     worker: u64,
     journal_sequence: u32,
+    placements: PlacementLog,
+    peers: Peers,
 }
 
 /// A request as [`Pool::decide`] takes it.
@@ -57,6 +67,8 @@ pub struct Outcome {
     pub unkeyed: Option<Unkeyed>,
     /// The client asked for a streamed answer, or might have.
     pub is_streaming: bool,
+    /// What the index was told, for [`Pool::charge`].
+    pub placement: Option<Box<Placement>>,
 }
 
 /// Why a request was decided without a prefix key.
@@ -127,11 +139,14 @@ impl Pool {
             strategy: strategy_settings(&config),
             fleet: Fleet::new(fleet_settings(&config)),
             recent: RecentPrefixes::new(recent_settings(&config)),
+            index: PrefixIndex::new(index_settings(&config)),
             late_fields: LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES),
             hold: HoldLimit::new(config.max_buffer_bytes),
             rng: Rng::new(worker),
             worker,
             journal_sequence: 0,
+            placements: PlacementLog::default(),
+            peers: Peers::default(),
             config,
         }
     }
@@ -142,6 +157,9 @@ impl Pool {
         self.fleet.reconfigure(fleet_settings(&config));
         if recent_settings(&config) != recent_settings(&self.config) {
             self.recent = RecentPrefixes::new(recent_settings(&config));
+        }
+        if index_settings(&config) != *self.index.settings() {
+            self.index.resize(index_settings(&config));
         }
         if config.late_field_bytes != self.config.late_field_bytes {
             self.late_fields = LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES);
@@ -157,35 +175,75 @@ impl Pool {
     pub fn apply_table(&mut self, blob: &[u8], now_ms: u64) -> Result<(), HostTableError> {
         let table = HostTable::decode(blob)?;
         self.fleet.update(&table, now_ms);
+        self.index.update_hosts(&table);
         Ok(())
     }
 
-    /// Takes over the tallies of the other workers from all journals; the count of blobs that are no journals.
+    /// Takes over all journals, in the order of their slots; the count of blobs that are no journals.
+    ///
+    /// Placements that were archived meanwhile are missed; see [`Pool::apply_journal`].
     pub fn apply_journals<'a>(&mut self, blobs: impl Iterator<Item = &'a [u8]>, now_ms: u64) -> u32 {
         let mut rejected = 0;
-        let mut journals = Vec::new();
-        for blob in blobs {
-            match Journal::decode(blob) {
-                Ok(journal) => journals.push(journal),
-                Err(_) => rejected += 1,
-            }
+        for (slot, blob) in (0u8..).zip(blobs) {
+            let applied = self.apply_journal(slot, blob, Vec::new, now_ms);
+            rejected += u32::from(applied.is_err());
         }
-        let tallies = Tallies::sum(&journals, self.worker, now_ms);
+        self.settle_journals(now_ms);
+        rejected
+    }
+
+    /// Takes over the journal in a slot: its placements at once, its tallies with [`Pool::settle_journals`].
+    ///
+    /// `archive` reads the closed runs of that slot; it is called when the journal itself no longer holds all that is
+    /// new, and the first time.
+    ///
+    /// # Errors
+    /// When the blob is not a journal; what was known stays.
+    pub fn apply_journal(
+        &mut self,
+        slot: u8,
+        blob: &[u8],
+        archive: impl FnOnce() -> Vec<Vec<u8>>,
+        now_ms: u64,
+    ) -> Result<JournalNews, JournalError> {
+        let journal = Journal::decode(blob)?;
+        if journal.worker == self.worker {
+            return Ok(JournalNews::default());
+        }
+        // Without hosts, placements would mean nothing, and be lost.
+        let index = (!self.fleet.is_empty()).then_some(&mut self.index);
+        Ok(self.peers.take(slot, journal, index, archive, now_ms))
+    }
+
+    /// Sums what the other workers have open; those whose heartbeat stopped count for nothing.
+    pub fn settle_journals(&mut self, now_ms: u64) {
+        let tallies = self.peers.tallies(self.worker, now_ms);
         let others = tallies
             .iter()
             .map(|tally| (tally.slot, tally.epoch, tally.requests, tally.uncached_tokens));
         self.fleet.set_others(others, now_ms);
-        rejected
+    }
+
+    /// Runs of placements that this worker closed since the last call, for its archive. They must be written before
+    /// the journal that follows them.
+    pub fn take_closed_runs(&mut self) -> Vec<ClosedRun> {
+        self.placements.take_closed()
     }
 
     /// This worker's journal, for the others.
     pub fn journal(&mut self, now_ms: u64) -> Journal {
+        self.with_journal(now_ms, Journal::clone)
+    }
+
+    /// Calls `f` with this worker's journal.
+    pub fn with_journal<R>(&mut self, now_ms: u64, f: impl FnOnce(&Journal) -> R) -> R {
         self.journal_sequence = self.journal_sequence.wrapping_add(1);
         let tallies = self.fleet.own_tallies(now_ms);
-        Journal {
+        let journal = Journal {
             worker: self.worker,
             sequence: self.journal_sequence,
             heartbeat_ms: now_ms,
+            placements: self.placements.lend(),
             tallies: tallies
                 .map(|(slot, epoch, requests, uncached_tokens)| Tally {
                     slot,
@@ -194,43 +252,66 @@ impl Pool {
                     uncached_tokens,
                 })
                 .collect(),
-        }
+        };
+        let result = f(&journal);
+        self.placements.give_back(journal.placements);
+        result
     }
 
     /// Chooses hosts for one request. It always returns; a decision may name no host, and Envoy's fallback then chooses.
     pub fn decide(&mut self, input: &DecisionInput<'_>, now_ms: u64) -> Outcome {
         let keyed = self.keys_of(input);
-        let seen = self.recent.observe(&keyed.keys, self.fleet.traffic(), now_ms);
+        let homes = self.recent.observe(&keyed.keys, self.fleet.traffic(), now_ms);
         let query = Query {
             millibytes_per_token: self.config.bytes_per_token.saturating_mul(1000),
             adapter: keyed.adapter,
-            ..Query::new(&seen, keyed.prompt_bytes, now_ms)
+            matches: self.index.lookup(&keyed.keys, now_ms),
+            ..Query::new(homes, keyed.prompt_bytes, now_ms)
         };
         let mut decision = strategy::decide(&self.strategy, &mut self.fleet, &query, &mut self.rng);
         decision.key = keyed.keys.deepest().map(|key| key.hash.0);
+        let placement = match decision.hosts.first() {
+            Some(slot) if !self.config.dry_run => {
+                let placed = NewPlacement {
+                    slot,
+                    uncached_tokens: decision.uncached_tokens,
+                    prompt_tokens: query.prompt_tokens(),
+                };
+                self.index.place(&keyed.keys, placed, now_ms)
+            }
+            Some(_) | None => None,
+        };
+        if let Some(placement) = &placement {
+            self.placements.push(placement.clone(), self.worker);
+        }
         Outcome {
             decision,
             unkeyed: keyed.unkeyed,
             is_streaming: keyed.is_streaming,
+            placement: placement.map(Box::new),
         }
     }
 
     /// Charges the first host of a decision; `None` where it names none or only reports.
-    pub fn charge(&mut self, decision: &Decision, is_streaming: bool, now_ms: u64) -> Option<Charge> {
+    pub fn charge(&mut self, outcome: &mut Outcome, now_ms: u64) -> Option<Charge> {
         if self.config.dry_run {
             return None;
         }
+        let decision = &outcome.decision;
         let slot = decision.hosts.first()?;
-        Some(if is_streaming {
+        let mut charge = if outcome.is_streaming {
             self.fleet.charge(slot, decision.uncached_tokens, now_ms)
         } else {
             self.fleet
                 .charge_unstreamed(slot, decision.uncached_tokens, now_ms)
-        })
+        };
+        charge.placement = outcome.placement.take();
+        Some(charge)
     }
 
     /// The first body byte of a streamed answer: the prefill is done, and its time tells the host's rate.
     pub fn first_token(&mut self, charge: &mut Charge, now_ms: u64) {
+        charge.placement = None;
         self.fleet.learn_prefill(charge, now_ms);
         self.fleet.prefill_done(charge, now_ms);
         self.fleet.succeeded(charge.slot, now_ms);
@@ -238,12 +319,22 @@ impl Pool {
 
     /// The first body byte of an answer that is no event stream: the prefill is done, but when it was is not known.
     pub fn answer_began(&mut self, charge: &mut Charge, now_ms: u64) {
+        charge.placement = None;
         self.fleet.prefill_done(charge, now_ms);
         self.fleet.succeeded(charge.slot, now_ms);
     }
 
-    /// The host computes nothing of the request any more, or never did.
+    /// The host refused the request, or it never came there: nothing of it is computed or cached.
     pub fn prefill_over(&mut self, charge: &mut Charge, now_ms: u64) {
+        if let Some(placement) = charge.placement.take() {
+            self.enter(
+                Placement {
+                    kind: PlacementKind::Withdrawn,
+                    ..*placement
+                },
+                now_ms,
+            );
+        }
         self.fleet.prefill_done(charge, now_ms);
     }
 
@@ -254,6 +345,26 @@ impl Pool {
 
     /// Another host serves the request.
     pub fn move_charge(&mut self, charge: &mut Charge, to: Slot, now_ms: u64) {
+        if charge.slot != to
+            && let Some(placement) = charge.placement.take()
+        {
+            let moved = self.index.epoch_of(to).map(|epoch| Placement {
+                slot: to,
+                epoch,
+                ..(*placement).clone()
+            });
+            self.enter(
+                Placement {
+                    kind: PlacementKind::Withdrawn,
+                    ..*placement
+                },
+                now_ms,
+            );
+            if let Some(moved) = moved {
+                self.enter(moved.clone(), now_ms);
+                charge.placement = Some(Box::new(moved));
+            }
+        }
         self.fleet.move_charge(charge, to, now_ms);
     }
 
@@ -309,6 +420,18 @@ impl Pool {
     #[must_use]
     pub fn fleet(&self) -> &Fleet {
         &self.fleet
+    }
+
+    /// The prefix index, for display and tests.
+    #[must_use]
+    pub fn index(&self) -> &PrefixIndex {
+        &self.index
+    }
+
+    /// Tells the own index and the other workers.
+    fn enter(&mut self, placement: Placement, now_ms: u64) {
+        self.index.replay(&placement, now_ms);
+        self.placements.push(placement, self.worker);
     }
 
     fn keys_of(&mut self, input: &DecisionInput<'_>) -> Keyed {
@@ -389,11 +512,17 @@ fn fleet_settings(config: &PoolConfig) -> FleetSettings {
     }
 }
 
+fn index_settings(config: &PoolConfig) -> IndexSettings {
+    IndexSettings {
+        memory_bytes: config.index_memory_bytes,
+        ..IndexSettings::default()
+    }
+}
+
 fn recent_settings(config: &PoolConfig) -> RecentSettings {
     RecentSettings {
         memory_bytes: config.recent_prefix_bytes,
         home_bytes: config.home_bytes,
-        ..RecentSettings::default()
     }
 }
 

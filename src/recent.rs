@@ -1,12 +1,11 @@
-//! Prefix keys → how much of a prompt this worker saw before, and which key chooses its home.
+//! Prefix keys → which key chooses a prompt's home.
 //!
-//! In: a prompt's keys, how many hosts there are and how busy they are, and the time. Out: the depth seen before, the home key, and how much of
-//! the prompt is hot. Memory is fixed at construction; a prompt touches at most 64 keys and probes at most 64 more.
-//! The keys are hashes of untrusted text: whatever they are, nothing panics and nothing grows. It must never know
-//! which host holds what.
+//! In: a prompt's keys, how many hosts there are and how busy they are, and the time. Out: the home keys. Memory is fixed
+//! at construction; a prompt touches at most 64 keys. The keys are hashes of untrusted text: whatever they are, nothing
+//! panics and nothing grows. It must never know which host holds what.
 //!
 //! # Anchors
-//! Of the keys of a prompt only the anchors are remembered: the first key in each cell of a grid over the depth (64 B
+//! Of the keys of a prompt only the anchors are counted: the first key in each cell of a grid over the depth (64 B
 //! wide up to 1 KiB, 256 B up to 4 KiB, 1 KiB up to 16 KiB, 4 KiB up to 64 KiB, 128 KiB beyond), the first key at
 //! `home_bytes` or deeper, and the last key. Which keys are anchors depends on the depth alone (but for the last), so
 //! the turns of a conversation share them.
@@ -25,7 +24,7 @@
 
 use crate::chunk::{PrefixKey, PrefixKeys};
 
-/// The prefix keys that this worker saw lately.
+/// How often this worker saw prefix keys lately.
 #[derive(Debug, Clone)]
 pub struct RecentPrefixes {
     settings: RecentSettings,
@@ -43,9 +42,6 @@ pub struct RecentSettings {
     /// Memory for keys, bytes; the next lower power of two is used. Default 1 MiB: a thousand prompts of the
     /// greatest length, many more shorter ones.
     pub memory_bytes: u32,
-    /// How long a key is believed to be cached after its last use, ms. Default 30 min: forgetting too early costs far
-    /// more than remembering too long.
-    pub lifetime_ms: u64,
     /// Depth at which the search for the home key starts, bytes. Default 4096, about a thousand tokens: less in common
     /// is not worth sharing a host for.
     pub home_bytes: u32,
@@ -55,7 +51,6 @@ impl Default for RecentSettings {
     fn default() -> Self {
         Self {
             memory_bytes: 1 << 20,
-            lifetime_ms: 1_800_000,
             home_bytes: 4096,
         }
     }
@@ -79,14 +74,10 @@ pub struct HomeKey {
     pub depth_bytes: u32,
 }
 
-/// What is known of a prompt before it is placed.
+/// The keys that rank the hosts for a prompt; `None` for a prompt without keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Seen {
-    /// End of the deepest key seen before.
-    pub seen_bytes: u32,
-    /// End of the part that so many requests share that every host is taken to hold it; at most `seen_bytes`.
-    pub hot_bytes: u32,
-    /// The home key; `None` for a prompt without keys.
+pub struct Homes {
+    /// The shallowest that is not hot.
     pub home: Option<HomeKey>,
     /// The first key at `home_bytes` or deeper, else the deepest: what `prefix_hash` uses.
     pub fixed_home: Option<HomeKey>,
@@ -107,16 +98,16 @@ impl RecentPrefixes {
         }
     }
 
-    /// Remembers a prompt that is about to be placed, and says what was known of it.
-    pub fn observe(&mut self, keys: &PrefixKeys, traffic: Traffic, now_ms: u64) -> Seen {
+    /// Counts a prompt that is about to be placed, and names its home keys.
+    pub fn observe(&mut self, keys: &PrefixKeys, traffic: Traffic, now_ms: u64) -> Homes {
         let (Some(first), Some(last)) = (keys.keys.first(), keys.keys.last()) else {
-            return Seen::default();
+            return Homes::default();
         };
         if self.started_ms == 0 {
             self.started_ms = now_ms;
         }
         let now = self.ticks(now_ms);
-        self.all.count(now, true);
+        self.all.count(now);
         self.in_flight_64ths = (self.in_flight_64ths - self.in_flight_64ths / 64)
             .saturating_add(traffic.in_flight.min(MAX_IN_FLIGHT));
         let limits = Limits {
@@ -127,13 +118,7 @@ impl RecentPrefixes {
         let home_start = keys.keys.iter().find(|k| k.end_bytes >= self.settings.home_bytes);
         let start_bytes = home_start.unwrap_or(first).end_bytes;
 
-        let mut seen = Seen {
-            fixed_home: Some(home_of(home_start.unwrap_or(last))),
-            ..Seen::default()
-        };
-        let mut deepest_old = None;
-        let mut first_new = None;
-        let mut hot_bytes = 0;
+        let mut home = None;
         let (mut cell, mut anchors) = (None, 0);
         for (at, key) in keys.keys.iter().enumerate() {
             let is_last = at + 1 == keys.keys.len();
@@ -143,39 +128,15 @@ impl RecentPrefixes {
             }
             cell = here;
             anchors += 1;
-            let (was_seen, is_hot) = self.touch(key, &limits, now);
-            if was_seen {
-                deepest_old = Some(at);
-                first_new = None;
-                seen.seen_bytes = key.end_bytes;
-            } else if first_new.is_none() {
-                first_new = Some(at);
-            }
-            if key.end_bytes < start_bytes {
-                continue;
-            }
-            if is_hot && seen.home.is_none() {
-                hot_bytes = key.end_bytes;
-            } else if seen.home.is_none() {
-                seen.home = Some(home_of(key));
+            let is_hot = self.touch(key, &limits, now);
+            if key.end_bytes >= start_bytes && !is_hot && home.is_none() {
+                home = Some(home_of(key));
             }
         }
-        // An earlier prompt's last key may lie between two anchors of this one.
-        let between = keys
-            .keys
-            .get(deepest_old.map_or(0, |at| at + 1)..first_new.unwrap_or(0))
-            .unwrap_or(&[]);
-        if let Some(key) = between
-            .iter()
-            .rev()
-            .take(MAX_PROBES)
-            .find(|key| self.is_known(key, now))
-        {
-            seen.seen_bytes = key.end_bytes;
+        Homes {
+            home: home.or_else(|| Some(home_of(last))),
+            fixed_home: Some(home_of(home_start.unwrap_or(last))),
         }
-        seen.home = seen.home.or_else(|| Some(home_of(last)));
-        seen.hot_bytes = hot_bytes.min(seen.seen_bytes);
-        seen
     }
 
     /// Bytes of memory held, fixed for life.
@@ -183,20 +144,18 @@ impl RecentPrefixes {
         self.buckets.len() * size_of::<[Entry; WAYS]>()
     }
 
-    /// Counts a use of the key: whether it was known, and whether it is hot.
-    fn touch(&mut self, key: &PrefixKey, limits: &Limits, now: u32) -> (bool, bool) {
-        let lifetime = self.lifetime_ticks();
+    /// Counts a use of the key: whether it is hot.
+    fn touch(&mut self, key: &PrefixKey, limits: &Limits, now: u32) -> bool {
         let at = self.bucket_of(key);
         let Some(bucket) = self.buckets.get_mut(at) else {
-            return (false, false);
+            return false;
         };
         let known = bucket
             .iter_mut()
             .find(|e| e.key == key.hash.0 && e.uses.sixteenths() > 0);
         if let Some(entry) = known {
-            let was_seen = now.saturating_sub(entry.uses.last) <= lifetime;
-            entry.uses.count(now, was_seen);
-            return (was_seen, entry.uses.judge(limits));
+            entry.uses.count(now);
+            return entry.uses.judge(limits);
         }
         if let Some(oldest) = bucket
             .iter_mut()
@@ -210,16 +169,7 @@ impl RecentPrefixes {
                 },
             };
         }
-        (false, false)
-    }
-
-    fn is_known(&self, key: &PrefixKey, now: u32) -> bool {
-        let lifetime = self.lifetime_ticks();
-        self.buckets.get(self.bucket_of(key)).is_some_and(|bucket| {
-            bucket.iter().any(|e| {
-                e.key == key.hash.0 && e.uses.sixteenths() > 0 && now.saturating_sub(e.uses.last) <= lifetime
-            })
-        })
+        false
     }
 
     fn bucket_of(&self, key: &PrefixKey) -> usize {
@@ -230,10 +180,6 @@ impl RecentPrefixes {
 
     fn ticks(&self, now_ms: u64) -> u32 {
         u32::try_from(now_ms.saturating_sub(self.started_ms) >> TICK_SHIFT).unwrap_or(u32::MAX)
-    }
-
-    fn lifetime_ticks(&self) -> u32 {
-        u32::try_from(self.settings.lifetime_ms >> TICK_SHIFT).unwrap_or(u32::MAX)
     }
 }
 
@@ -254,14 +200,10 @@ struct Uses {
 }
 
 impl Uses {
-    /// Adds a use at `now`; `keep` says whether the earlier ones still count.
-    fn count(&mut self, now: u32, keep: bool) {
+    /// Adds a use at `now`.
+    fn count(&mut self, now: u32) {
         let periods = (now >> PERIOD_SHIFT).saturating_sub(self.last >> PERIOD_SHIFT);
-        let kept = if keep {
-            self.sixteenths().checked_shr(periods).unwrap_or(0)
-        } else {
-            0
-        };
+        let kept = self.sixteenths().checked_shr(periods).unwrap_or(0);
         self.packed = (self.packed & HOT) | (kept + ONE_USE).min(!HOT);
         self.last = now;
     }
@@ -318,8 +260,6 @@ const fn cell_of(end_bytes: u32) -> u32 {
 const WAYS: usize = 4;
 /// Keys touched for a prompt, the last key not counted.
 const MAX_ANCHORS: usize = 63;
-/// Keys probed between two anchors.
-const MAX_PROBES: usize = 64;
 /// A tick is 64 ms: 32 bits hold eight years.
 const TICK_SHIFT: u32 = 6;
 /// A period is 512 ticks, 32.8 s.
@@ -394,25 +334,6 @@ mod tests {
     }
 
     #[test]
-    fn a_new_prompt_is_unseen_and_the_same_again_is_seen_whole() {
-        let mut recent = recent();
-        let p = prompt(&[(1, 300), (2, 20_000)]);
-        assert_eq!(recent.observe(&p, BUSY, T0).seen_bytes, 0);
-        assert_eq!(recent.observe(&p, BUSY, T0 + 10).seen_bytes, 20_300);
-        assert_eq!(recent.observe(&p, BUSY, T0 + 10 + 1_800_000 + 200).seen_bytes, 0);
-    }
-
-    #[test]
-    fn the_next_turn_sees_all_of_the_turn_before() {
-        for first_turn in [100, 3000, 5000, 17_111, 70_001, 200_003] {
-            let mut recent = recent();
-            recent.observe(&prompt(&[(1, first_turn)]), BUSY, T0);
-            let seen = recent.observe(&prompt(&[(1, first_turn), (2, 900)]), BUSY, T0 + 1);
-            assert_eq!(seen.seen_bytes, first_turn);
-        }
-    }
-
-    #[test]
     fn turns_of_a_short_chat_share_their_home() {
         let mut recent = recent();
         // A system prompt that everyone has, so that it is hot.
@@ -425,24 +346,21 @@ mod tests {
         assert_eq!(one.home.unwrap().depth_bytes, 178);
         assert_eq!(one.home, two.home);
         assert_eq!(two.home, three.home);
-        assert_eq!(one.hot_bytes, 28);
     }
 
     #[test]
     fn a_cold_system_prompt_sticks_as_a_whole() {
         let mut recent = recent();
-        let mut homes = Vec::new();
+        let mut all = Vec::new();
         for i in 0..640u64 {
-            let seen = recent.observe(&prompt(&[(i % 64, 12_288), (1000 + i, 300)]), BUSY, T0 + i * 20);
+            let homes = recent.observe(&prompt(&[(i % 64, 12_288), (1000 + i, 300)]), BUSY, T0 + i * 20);
             if i % 64 == 3 {
-                homes.push(seen.home);
+                all.push(homes.home);
             }
         }
         assert!(
-            homes
-                .iter()
-                .all(|h| h == &homes[0] && h.unwrap().depth_bytes == 4096),
-            "{homes:?}"
+            all.iter().all(|h| h == &all[0] && h.unwrap().depth_bytes == 4096),
+            "{all:?}"
         );
     }
 
@@ -452,8 +370,8 @@ mod tests {
         for i in 0..100 {
             recent.observe(&prompt(&[(1, 8192), (1000 + i, 600)]), BUSY, T0 + i * 20);
         }
-        let seen = recent.observe(&prompt(&[(1, 8192), (7, 600)]), BUSY, T0 + 2000);
-        assert_eq!((seen.hot_bytes, seen.home.unwrap().depth_bytes), (8192, 8792));
+        let homes = recent.observe(&prompt(&[(1, 8192), (7, 600)]), BUSY, T0 + 2000);
+        assert_eq!(homes.home.unwrap().depth_bytes, 8792);
         for i in 0..2000 {
             recent.observe(
                 &prompt(&[(50 + i % 400, 8192), (5000 + i, 600)]),
@@ -461,8 +379,8 @@ mod tests {
                 T0 + 3000 + i * 20,
             );
         }
-        let seen = recent.observe(&prompt(&[(1, 8192), (8, 600)]), BUSY, T0 + 50_000);
-        assert_eq!((seen.hot_bytes, seen.home.unwrap().depth_bytes), (0, 4096));
+        let homes = recent.observe(&prompt(&[(1, 8192), (8, 600)]), BUSY, T0 + 50_000);
+        assert_eq!(homes.home.unwrap().depth_bytes, 4096);
     }
 
     #[test]
@@ -496,15 +414,19 @@ mod tests {
         let homes: Vec<_> = (0..200)
             .map(|i| recent.observe(&prompt(&[(1, 9000)]), idle, T0 + i * 100))
             .collect();
-        assert!(homes.iter().all(|s| s.home == homes[0].home && s.hot_bytes == 0));
+        assert!(
+            homes
+                .iter()
+                .all(|s| s.home == homes[0].home && s.home == s.fixed_home)
+        );
     }
 
     #[test]
     fn one_host_has_no_hot_prefix() {
         let mut recent = recent();
-        let mut seen = Seen::default();
+        let mut homes = Homes::default();
         for i in 0..100 {
-            seen = recent.observe(
+            homes = recent.observe(
                 &prompt(&[(1, 8192)]),
                 Traffic {
                     hosts: 1,
@@ -513,7 +435,7 @@ mod tests {
                 T0 + i,
             );
         }
-        assert_eq!((seen.hot_bytes, seen.home.unwrap().depth_bytes), (0, 4096));
+        assert_eq!(homes.home.unwrap().depth_bytes, 4096);
     }
 
     #[test]
@@ -538,7 +460,7 @@ mod tests {
     fn no_keys_means_no_home() {
         assert_eq!(
             recent().observe(&PrefixKeys::default(), BUSY, T0),
-            Seen::default()
+            Homes::default()
         );
     }
 }

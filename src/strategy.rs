@@ -5,7 +5,8 @@
 //! traffic, and never fails: where there is nothing to decide on, it is empty, and Envoy's own balancer chooses.
 //!
 //! How far the table can be believed decides how: while it is fresh, polled numbers count; when it is stale, requests
-//! in flight alone; when it is gone, `hybrid` falls back to the plain rendezvous order of the last known hosts.
+//! in flight alone; when it is gone, `hybrid` and `cache_aware` fall back to the plain rendezvous order of the last known
+//! hosts.
 
 mod cost;
 mod least_outstanding;
@@ -18,7 +19,8 @@ mod thresholds;
 use crate::candidate::{Fleet, Freshness};
 use crate::config::{Overflow, StrategyName};
 use crate::decision::{Decision, HostList, Reason};
-use crate::recent::{HomeKey, Seen};
+use crate::index::Matches;
+use crate::recent::{HomeKey, Homes};
 
 pub use self::rng::Rng;
 
@@ -33,15 +35,20 @@ pub fn decide(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng
         return query.decision(settings.strategy, reason);
     }
     fleet.release_overdue(query.now_ms);
-    match settings.strategy {
+    let mut decision = match settings.strategy {
         StrategyName::RoundRobin => round_robin::decide(fleet, query, rng),
         StrategyName::LeastOutstanding => least_outstanding::decide(fleet, query, rng),
         StrategyName::PrefixHash => prefix_hash::decide(fleet, query, rng),
-        StrategyName::Hybrid => hybrid(settings, fleet, query, rng),
+        StrategyName::Hybrid | StrategyName::CacheAware => by_cost(settings, fleet, query, rng),
+    };
+    if let Some(slot) = decision.hosts.first() {
+        decision.matched_bytes = query.matches.bytes_at(slot).min(query.prompt_bytes);
+        decision.uncached_tokens = query.tokens(query.prompt_bytes - decision.matched_bytes);
     }
+    decision
 }
 
-fn hybrid(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng: &mut Rng) -> Decision {
+fn by_cost(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng: &mut Rng) -> Decision {
     let freshness = fleet.freshness(query.now_ms);
     let Some(home) = query.home else {
         let reason = match freshness {
@@ -49,14 +56,16 @@ fn hybrid(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng: &m
             Freshness::Stale => Reason::TableStale,
             Freshness::NoTable => Reason::NoTable,
         };
-        return least_work::decide(fleet, query, StrategyName::Hybrid, reason, rng);
+        return least_work::decide(fleet, query, settings.strategy, reason, rng);
     };
     if freshness == Freshness::NoTable {
-        return prefix_hash::rendezvous(fleet, query, home, StrategyName::Hybrid, Reason::NoTable);
+        return prefix_hash::rendezvous(fleet, query, home, settings.strategy, Reason::NoTable);
     }
-    let mut decision = match &settings.overflow {
-        Overflow::Auto => cost::decide(settings, fleet, query, home, rng),
-        Overflow::Thresholds(thresholds) => thresholds::decide(settings, thresholds, fleet, query, home, rng),
+    let mut decision = match (settings.strategy, &settings.overflow) {
+        (StrategyName::Hybrid, Overflow::Thresholds(thresholds)) => {
+            thresholds::decide(settings, thresholds, fleet, query, home, rng)
+        }
+        _ => cost::decide(settings, fleet, query, home, rng),
     };
     if freshness == Freshness::Stale {
         decision.reason = Reason::TableStale;
@@ -117,13 +126,11 @@ pub struct Query {
     pub home: Option<HomeKey>,
     /// The key that `prefix_hash` uses.
     pub fixed_home: Option<HomeKey>,
-    /// Prompt bytes seen before.
-    pub seen_bytes: u32,
-    /// Prompt bytes taken to be cached on every host.
-    pub hot_bytes: u32,
+    /// What the index says that the hosts hold.
+    pub matches: Matches,
     /// Bytes of the whole prompt.
     pub prompt_bytes: u32,
-    /// Thousandths of a byte that a token has on average; [`DEFAULT_MILLIBYTES_PER_TOKEN`] until learned.
+    /// Thousandths of a byte that a token has on average; [`DEFAULT_MILLIBYTES_PER_TOKEN`] by default.
     pub millibytes_per_token: u32,
     /// Hash of the LoRA adapter's name.
     pub adapter: Option<u64>,
@@ -132,13 +139,12 @@ pub struct Query {
 }
 
 impl Query {
-    /// A query for a prompt of that length, from what was seen of it.
-    pub const fn new(seen: &Seen, prompt_bytes: u32, now_ms: u64) -> Self {
+    /// A query for a prompt of that length, of which no host holds anything.
+    pub const fn new(homes: Homes, prompt_bytes: u32, now_ms: u64) -> Self {
         Self {
-            home: seen.home,
-            fixed_home: seen.fixed_home,
-            seen_bytes: seen.seen_bytes,
-            hot_bytes: seen.hot_bytes,
+            home: homes.home,
+            fixed_home: homes.fixed_home,
+            matches: Matches::NONE,
             prompt_bytes,
             millibytes_per_token: DEFAULT_MILLIBYTES_PER_TOKEN,
             adapter: None,
@@ -152,7 +158,7 @@ impl Query {
         u32::try_from(tokens).unwrap_or(u32::MAX)
     }
 
-    fn prompt_tokens(&self) -> u32 {
+    pub(crate) fn prompt_tokens(&self) -> u32 {
         self.tokens(self.prompt_bytes)
     }
 
@@ -168,14 +174,6 @@ impl Query {
             uncached_tokens: 0,
             key: None,
         }
-    }
-
-    /// Fills in what is believed cached where the decision places the request.
-    fn fill_in_cached(&self, decision: &mut Decision) {
-        let at_home = decision.hosts.first() == decision.home;
-        let cached_bytes = if at_home { self.seen_bytes } else { self.hot_bytes };
-        decision.matched_bytes = cached_bytes.min(self.prompt_bytes);
-        decision.uncached_tokens = self.tokens(self.prompt_bytes - decision.matched_bytes);
     }
 }
 

@@ -70,6 +70,7 @@ fn every_key_reaches_its_field() {
                 "max_bytes": 5003, "home_bytes": 5004, "memory_bytes": 50_050, "bytes_per_token": 2,
                 "secret": "s", "tenant_header": "X-Tenant", "volatile_heads": ["Date: "]
             },
+            "index": {"memory_bytes": 500_500},
             "session": {"mode": "replace", "headers": ["X-Chat", "x-user"], "fields": ["user", "session_id"]},
             "discovery": {"admin_cluster": "a", "interval_ms": 5006},
             "metrics": {
@@ -95,6 +96,7 @@ fn every_key_reaches_its_field() {
     );
     assert_eq!((pool.prompt.max_prefix_bytes, pool.home_bytes), (5003, 5004));
     assert_eq!((pool.recent_prefix_bytes, pool.bytes_per_token), (50_050, 2));
+    assert_eq!(pool.index_memory_bytes, 500_500);
     assert_eq!(
         (
             pool.prompt.secret.as_slice(),
@@ -325,9 +327,9 @@ fn wrong_types_are_refused_with_what_is_expected() {
         (
             "strategy",
             json!(1),
-            "expected one of round_robin, least_outstanding, prefix_hash, hybrid, got 1",
+            "expected one of round_robin, least_outstanding, prefix_hash, hybrid, cache_aware, got 1",
         ),
-        ("strategy", json!("Hybrid"), "hybrid, got \"Hybrid\""),
+        ("strategy", json!("Hybrid"), "hybrid, cache_aware, got \"Hybrid\""),
         ("overflow", json!("Auto"), "expected one of auto, got \"Auto\""),
         ("overflow", json!(true), "expected an object, got true"),
         (
@@ -474,10 +476,15 @@ fn overflow_needs_a_threshold() {
 }
 
 #[test]
-fn cache_aware_is_named_as_missing() {
+fn index_memory_is_a_key_of_every_pool_and_pools_win() {
     let mut document = document();
-    document["strategy"] = json!("cache_aware");
-    refuse(&document, "strategy", "cache_aware is not in this version");
+    assert_eq!(accept(&document).pools[0].index_memory_bytes, 16 << 20);
+    document["index"] = json!({"memory_bytes": 1 << 20});
+    assert_eq!(accept(&document).pools[0].index_memory_bytes, 1 << 20);
+    document["pools"]["llm"]["index"] = json!({"memory_bytes": 2 << 20});
+    assert_eq!(accept(&document).pools[0].index_memory_bytes, 2 << 20);
+    document["index"] = json!({"bytes": 1});
+    refuse(&document, "index.bytes", "unknown key; known here: memory_bytes");
 }
 
 #[test]

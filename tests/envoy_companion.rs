@@ -291,18 +291,6 @@ async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
             assert_eq!(gone.posts_received(), posts, "{what}");
         };
 
-        let traffic = Traffic::through(&gateway, &prompts);
-        write_atomically(&eds, &pool.endpoints_file(&addresses[..2])).unwrap();
-        gateway.shows(HOSTS, POOL, 2).await;
-        traffic.end().await;
-        quiet("the replica was removed").await;
-
-        let traffic = Traffic::through(&gateway, &prompts);
-        write_atomically(&eds, &pool.endpoints_file(&addresses)).unwrap();
-        gateway.shows(HOSTS, POOL, 3).await;
-        traffic.end().await;
-        assert_eq!(homes(&gateway, &prompts).await, before, "the replica is back");
-
         for status in ["DRAINING", "UNHEALTHY"] {
             let traffic = Traffic::through(&gateway, &prompts);
             write_atomically(&eds, &endpoints_file(&pool, &addresses, &[(2, status)])).unwrap();
@@ -314,6 +302,27 @@ async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
             gateway.shows(TAKING_TRAFFIC, POOL, 3).await;
         }
         assert_eq!(homes(&gateway, &prompts).await, before);
+
+        let traffic = Traffic::through(&gateway, &prompts);
+        write_atomically(&eds, &pool.endpoints_file(&addresses[..2])).unwrap();
+        gateway.shows(HOSTS, POOL, 2).await;
+        traffic.end().await;
+        quiet("the replica was removed").await;
+
+        let traffic = Traffic::through(&gateway, &prompts);
+        write_atomically(&eds, &pool.endpoints_file(&addresses)).unwrap();
+        gateway.shows(HOSTS, POOL, 3).await;
+        traffic.end().await;
+        // What moved is warm where it went and stays there; the host that is back has nothing and gets what is new.
+        for (prompt, home) in prompts.iter().zip(&before) {
+            let served = gateway.chat(&[], prompt.as_str()).await.ok();
+            assert_eq!(served.replica() == home, home != gone.name(), "it is back");
+        }
+        let fresh: Vec<String> = (0..12)
+            .map(|new| chat(&text(&format!("new {new}"), 6000)))
+            .collect();
+        let fresh = homes(&gateway, &fresh).await;
+        assert!(fresh.iter().any(|name| name == gone.name()), "{fresh:?}");
 
         // With nobody well, Envoy decides whether to panic.
         let all = [(0, "UNHEALTHY"), (1, "UNHEALTHY"), (2, "UNHEALTHY")];

@@ -349,7 +349,13 @@ async fn the_cost_rule_leaves_a_home_that_is_busy_with_real_work() {
 #[tokio::test]
 async fn each_strategy_does_what_it_says() {
     let fleet = fleet(4).await;
-    let names = ["round_robin", "least_outstanding", "prefix_hash", "hybrid"];
+    let names = [
+        "round_robin",
+        "least_outstanding",
+        "prefix_hash",
+        "hybrid",
+        "cache_aware",
+    ];
     let mut settings = settings(&names);
     for name in names {
         settings["pools"][name]["strategy"] = json!(name);
@@ -411,7 +417,7 @@ async fn each_strategy_does_what_it_says() {
 
         // What cannot be read has no prefix and goes by load.
         let unreadable = ("content-type", "text/plain");
-        for (name, strategy) in [("hybrid", "hybrid"), ("prefix_hash", "prefix_hash")] {
+        for name in ["hybrid", "prefix_hash", "cache_aware"] {
             let (busy, held) = hold_one(&fleet, &gateway, name, &[unreadable]).await;
             let mut used = BTreeSet::new();
             for _ in 0..20 {
@@ -419,7 +425,7 @@ async fn each_strategy_does_what_it_says() {
                     .chat(&[(POOL_HEADER, name), unreadable], chat("plain"))
                     .await
                     .ok();
-                assert_eq!(served.header("x-warmroute-strategy"), strategy);
+                assert_eq!(served.header("x-warmroute-strategy"), name);
                 assert_eq!(served.reason(), "least_loaded; unreadable");
                 assert_eq!(served.header("x-warmroute-key"), "none");
                 assert_ne!(served.replica(), busy);
@@ -700,7 +706,7 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "metrics.interval_ms",
         ),
         (
-            with(&|s| s["pools"][POOL]["strategy"] = json!("cache_aware")),
+            with(&|s| s["pools"][POOL]["strategy"] = json!("cache_unaware")),
             "pools.llm.strategy",
         ),
         (

@@ -388,11 +388,12 @@ fn links_lead_to_files_of_the_project() {
 }
 
 /// Objects of the configuration, by the path of their keys in the table.
-const LEVELS: [&str; 9] = [
+const LEVELS: [&str; 10] = [
     "",
     "companion",
     "overflow",
     "prefix",
+    "index",
     "session",
     "discovery",
     "discovery.hosts[]",

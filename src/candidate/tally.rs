@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::host_table::Slot;
+use crate::journal::Placement;
 
 /// One request's share of a host's tally; it is not `Clone`, so that it is given back once.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Charge {
     pub(super) ahead_tokens: u64,
     pub(super) streamed: bool,
     pub(super) moved: bool,
+    /// What the index was told of the request, until it is known that the host serves it.
+    pub(crate) placement: Option<Box<Placement>>,
 }
 
 /// This worker's own work in flight on one host.
@@ -249,6 +252,7 @@ mod tests {
             ahead_tokens: 0,
             streamed,
             moved: false,
+            placement: None,
         }
     }
 

@@ -97,6 +97,19 @@ impl Fleet {
         list
     }
 
+    /// A host that was not found by the pass: what it has to do, and `more_tokens` of new work; `None` where it takes no
+    /// traffic.
+    pub(crate) fn entry_of(&self, slot: Slot, more_tokens: u32) -> Option<Entry> {
+        let at = self.members.binary_search_by_key(&slot, |m| m.slot).ok()?;
+        let member = self.members.get(at).filter(|m| m.eligible)?;
+        let lane = self.lanes.get(member.lane)?;
+        Some(Entry {
+            score: lane.load_tokens.saturating_add(more_tokens.into()),
+            tie: high_u32(lane.address_hash),
+            host: lane.host,
+        })
+    }
+
     /// The hosts with the fewest requests of this Envoy in flight, equals in the order of `salt`.
     pub(crate) fn fewest_requests(&self, salt: u64) -> Lowest<3> {
         let mut lowest = Lowest::new();

@@ -39,6 +39,7 @@ impl Default for PoolDraft {
                 session_headers: vec![DEFAULT_SESSION_HEADER.into()],
                 home_bytes: DEFAULT_HOME_BYTES,
                 recent_prefix_bytes: DEFAULT_RECENT_PREFIX_BYTES,
+                index_memory_bytes: DEFAULT_INDEX_MEMORY_BYTES,
                 late_field_bytes: DEFAULT_LATE_FIELD_BYTES,
                 table_fresh_ms: DEFAULT_TABLE_FRESH_MS,
                 bytes_per_token: DEFAULT_BYTES_PER_TOKEN,
@@ -56,9 +57,10 @@ impl PoolDraft {
     /// Takes over what `reader` says; keys that it lacks stay as they are.
     pub(super) fn read(mut self, reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
         let config = &mut self.config;
-        let path = reader.path_of("strategy");
-        if let Some(value) = reader.value("strategy") {
-            config.strategy = strategy(path, value)?;
+        if let Some(strategy) =
+            reader.choice("strategy", &StrategyName::ALL.map(|name| (name.as_str(), name)))?
+        {
+            config.strategy = strategy;
         }
         let path = reader.path_of("overflow");
         if let Some(value) = reader.value("overflow") {
@@ -86,6 +88,12 @@ impl PoolDraft {
         if let Some(mut prefix) = reader.object("prefix")? {
             config.read_prefix(&mut prefix)?;
             prefix.finish()?;
+        }
+        if let Some(mut index) = reader.object("index")? {
+            if let Some(bytes) = index.integer32("memory_bytes", 256 << 10, 256 << 20)? {
+                config.index_memory_bytes = bytes;
+            }
+            index.finish()?;
         }
         if let Some(mut session) = reader.object("session")? {
             config.read_session(&mut session)?;
@@ -252,16 +260,6 @@ impl PoolConfig {
     }
 }
 
-fn strategy(path: String, value: &Value) -> Result<StrategyName, ConfigError> {
-    if value.as_str() == Some("cache_aware") {
-        return Err(ConfigError::new(
-            path,
-            "cache_aware is not in this version; use hybrid, which follows the cache by the prefix's home host",
-        ));
-    }
-    choice_of(path, value, &StrategyName::ALL.map(|name| (name.as_str(), name)))
-}
-
 fn overflow(path: String, value: &Value) -> Result<Overflow, ConfigError> {
     if value.is_string() {
         return choice_of(path, value, &[("auto", ())]).map(|()| Overflow::Auto);
@@ -377,6 +375,9 @@ const DEFAULT_MAX_BUFFER_BYTES: u32 = 768 << 10;
 const DEFAULT_HOME_BYTES: u32 = 4096;
 /// Some 40 000 keys: about a thousand long prompts, or the chats of some minutes on a busy worker.
 const DEFAULT_RECENT_PREFIX_BYTES: u32 = 1 << 20;
+/// Half a million keys: what eight hosts with caches of 1.5 M tokens hold, with message ends and room to spare. Taken
+/// by a worker with its first request.
+const DEFAULT_INDEX_MEMORY_BYTES: u32 = 16 << 20;
 /// Room for 1024 heads of prompts, of which a conversation takes up to eight; only those near the threshold are kept.
 const DEFAULT_LATE_FIELD_BYTES: u32 = 256 << 10;
 /// Three missed heartbeats of the companion.

@@ -4,7 +4,7 @@
 //! is bounded and whatever is read is checked by the codec of its blob.
 
 use super::host::{self, CAS_CREATE, CAS_MISMATCH};
-use crate::journal::{Journal, JournalClaim};
+use crate::journal::{ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim};
 
 /// The keys of one pool.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub(super) struct PoolKeys {
     /// Who polls.
     pub(super) lease: String,
     journals: String,
+    /// Publications of each journal slot, so that readers fetch only those that changed.
+    journal_sequences: String,
 }
 
 impl PoolKeys {
@@ -26,12 +28,17 @@ impl PoolKeys {
             table_sequence: key("table_sequence"),
             lease: key("lease"),
             journals: key("journal"),
+            journal_sequences: key("journal_sequences"),
         }
     }
 
     /// Key of journal slot `slot`.
     pub(super) fn journal(&self, slot: u8) -> String {
         format!("{}/{slot}", self.journals)
+    }
+
+    fn archived_run(&self, slot: u8, place: u8) -> String {
+        format!("{}/{slot}/{place}", self.journals)
     }
 }
 
@@ -53,36 +60,45 @@ pub(super) fn table_sequence(keys: &PoolKeys) -> Option<u64> {
 /// This worker's journal slot.
 #[derive(Debug, Default)]
 pub(super) struct JournalSlot {
-    key: Option<String>,
+    claimed: Option<(u8, String)>,
     verified_ms: u64,
 }
 
 impl JournalSlot {
     /// Writes this worker's journal, claiming a slot the first time or when another worker took it meanwhile. False
     /// when all slots are taken by live workers: its tallies then stay unknown to the others.
-    pub(super) fn write(&mut self, keys: &PoolKeys, journal: &Journal, now_ms: u64) -> bool {
+    ///
+    /// Runs that were closed go first, so that whoever reads the journal finds what came before it.
+    pub(super) fn write(
+        &mut self,
+        keys: &PoolKeys,
+        journal: &Journal,
+        closed: &[ClosedRun],
+        now_ms: u64,
+    ) -> bool {
         let bytes = journal.encode();
-        if let Some(key) = &self.key {
+        if let Some((slot, key)) = &self.claimed {
             // Nobody takes a slot whose journal is fresh, so a slot seen to be ours a moment ago is ours.
-            let is_ours = now_ms.abs_diff(self.verified_ms) < VERIFY_MS;
-            let written = if is_ours {
-                host::set_shared_data(key, &bytes, 0).is_ok()
+            let is_verified = now_ms.abs_diff(self.verified_ms) < VERIFY_MS;
+            let cas = if is_verified {
+                Some(0)
             } else {
                 match host::shared_data(key) {
-                    Some((current, cas)) => {
-                        is_written_by(&current, journal.worker)
-                            && host::set_shared_data(key, &bytes, cas).is_ok()
-                    }
-                    None => host::set_shared_data(key, &bytes, CAS_CREATE).is_ok(),
+                    Some((current, cas)) => Journal::is_by(&current, journal.worker).then_some(cas),
+                    None => Some(CAS_CREATE),
                 }
             };
-            if written {
-                if !is_ours {
-                    self.verified_ms = now_ms;
+            if let Some(cas) = cas {
+                archive(keys, *slot, closed);
+                if host::set_shared_data(key, &bytes, cas).is_ok() {
+                    announce(keys, *slot);
+                    if !is_verified {
+                        self.verified_ms = now_ms;
+                    }
+                    return true;
                 }
-                return true;
             }
-            self.key = None;
+            self.claimed = None;
         }
         for slot in 0..MAX_JOURNALS {
             let key = keys.journal(slot);
@@ -94,7 +110,9 @@ impl JournalSlot {
                 },
             };
             if outcome.is_ok() {
-                self.key = Some(key);
+                archive(keys, slot, closed);
+                announce(keys, slot);
+                self.claimed = Some((slot, key));
                 self.verified_ms = now_ms;
                 return true;
             }
@@ -103,19 +121,79 @@ impl JournalSlot {
     }
 }
 
-fn is_written_by(blob: &[u8], worker: u64) -> bool {
-    Journal::decode(blob).is_ok_and(|journal| journal.worker == worker)
+/// Writes closed runs over the oldest of a slot's archive.
+fn archive(keys: &PoolKeys, slot: u8, closed: &[ClosedRun]) {
+    for run in closed {
+        // A run that could not be written is missed, and counted by whoever misses it.
+        let _ = host::set_shared_data(&keys.archived_run(slot, run.place), &run.blob, 0);
+    }
 }
 
-/// The journals of all workers, this one's included.
-pub(super) fn journals(keys: &PoolKeys) -> impl Iterator<Item = Vec<u8>> {
-    // Slots are claimed from the lowest up and never vanish, so the first absent one ends the list.
-    (0..MAX_JOURNALS)
-        .map_while(|slot| host::shared_data(&keys.journal(slot)))
-        .map(|(bytes, _)| bytes)
+/// Counts a publication.
+fn announce(keys: &PoolKeys, slot: u8) {
+    // Another worker may announce at the same moment; who loses that often is found by the regular full reading.
+    for _ in 0..ANNOUNCE_TRIES {
+        let (mut sequences, cas) =
+            host::shared_data(&keys.journal_sequences).unwrap_or((Vec::new(), CAS_CREATE));
+        sequences.resize(usize::from(MAX_JOURNALS) * SEQUENCE_BYTES, 0);
+        let at = usize::from(slot) * SEQUENCE_BYTES;
+        if let Some(bytes) = sequences.get_mut(at..at + SEQUENCE_BYTES) {
+            let next = bytes.try_into().map_or(0, u32::from_le_bytes).wrapping_add(1);
+            bytes.copy_from_slice(&next.to_le_bytes());
+        }
+        if host::set_shared_data(&keys.journal_sequences, &sequences, cas).is_ok() {
+            return;
+        }
+    }
+}
+
+/// Which journals were read, as of which publication.
+#[derive(Debug, Default)]
+pub(super) struct JournalReader {
+    seen: Vec<u8>,
+}
+
+impl JournalReader {
+    /// Calls `f` with each journal that was published since the last call, or with all of them, and a reader of its
+    /// archive.
+    pub(super) fn read(
+        &mut self,
+        keys: &PoolKeys,
+        all: bool,
+        mut f: impl FnMut(u8, &[u8], &dyn Fn() -> Vec<Vec<u8>>),
+    ) {
+        let (sequences, _) = host::shared_data(&keys.journal_sequences).unwrap_or_default();
+        if sequences == self.seen && !all {
+            return;
+        }
+        for slot in 0..MAX_JOURNALS {
+            let at = usize::from(slot) * SEQUENCE_BYTES;
+            let of_slot = at..at + SEQUENCE_BYTES;
+            if !all && sequences.get(of_slot.clone()) == self.seen.get(of_slot) {
+                continue;
+            }
+            let Some((bytes, _)) = host::shared_data(&keys.journal(slot)) else {
+                if all {
+                    // Slots are claimed from the lowest up and never vanish, so the first absent one ends the list.
+                    break;
+                }
+                continue;
+            };
+            let archive = || {
+                let runs =
+                    (0..ARCHIVED_RUNS).map_while(|place| host::shared_data(&keys.archived_run(slot, place)));
+                runs.map(|(bytes, _)| bytes).collect()
+            };
+            f(slot, &bytes, &archive);
+        }
+        self.seen = sequences;
+    }
 }
 
 /// A journal without a sign of life for five seconds may be taken over; until well before that it need not be read.
 const VERIFY_MS: u64 = 2000;
 /// Workers whose tallies are shared; Envoy runs one worker a core by default.
 const MAX_JOURNALS: u8 = 64;
+/// A publication count is a u32.
+const SEQUENCE_BYTES: usize = 4;
+const ANNOUNCE_TRIES: u32 = 8;

@@ -40,6 +40,8 @@ pub(super) enum Counter {
     ServedElsewhere,
     /// Shared blobs that were not what they should be.
     BlobsRejected,
+    /// Placements of other workers that were overwritten before this one read them.
+    PlacementsMissed,
     /// Workers without a journal slot, counted at each attempt.
     JournalSlotMissing,
     /// Scrapes that brought a sample.
@@ -61,7 +63,7 @@ pub(super) enum Counter {
 }
 
 impl Counter {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::PromptBytes,
         Self::MatchedBytes,
         Self::SpoofedHeaders,
@@ -71,6 +73,7 @@ impl Counter {
         Self::HostFailures,
         Self::ServedElsewhere,
         Self::BlobsRejected,
+        Self::PlacementsMissed,
         Self::JournalSlotMissing,
         Self::ScrapesOk,
         Self::ScrapesFailed,
@@ -93,6 +96,7 @@ impl Counter {
             Self::HostFailures => "warmroute_host_failures_total",
             Self::ServedElsewhere => "warmroute_served_elsewhere_total",
             Self::BlobsRejected => "warmroute_shared_blobs_rejected_total",
+            Self::PlacementsMissed => "warmroute_placements_missed_total",
             Self::JournalSlotMissing => "warmroute_journal_slot_missing_total",
             Self::ScrapesOk => "warmroute_scrapes_total.result.ok",
             Self::ScrapesFailed => "warmroute_scrapes_total.result.failed",

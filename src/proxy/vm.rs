@@ -7,7 +7,7 @@
 use core::cell::RefCell;
 
 use super::host;
-use super::shared::{self, JournalSlot, PoolKeys};
+use super::shared::{self, JournalReader, JournalSlot, PoolKeys};
 use super::stats::{Counter, Stats};
 use crate::config::PoolConfig;
 use crate::exchange::Unkeyed;
@@ -76,6 +76,8 @@ pub(super) struct PoolEntry {
     /// Root contexts that configured it, the newest last.
     owners: Vec<u32>,
     slot: JournalSlot,
+    journals: JournalReader,
+    all_read_ms: u64,
     has_journal: bool,
     is_dirty: bool,
     /// The journal as published shows requests in flight.
@@ -146,8 +148,10 @@ impl Vm {
 
     /// Regular work for the pools of a root context.
     pub(super) fn tick(&mut self, root: u32, now_ms: u64) {
+        let serves_streams = self.served_streams;
         for entry in self.pools.iter_mut().filter(|entry| entry.is_owned_by(root)) {
-            if now_ms.saturating_sub(entry.synced_ms) >= IDLE_SYNC_MS {
+            // A VM without streams, as the main thread's is, would fill an index that nobody asks.
+            if serves_streams && now_ms.saturating_sub(entry.synced_ms) >= IDLE_SYNC_MS {
                 entry.sync(&mut self.stats, now_ms);
             }
             entry.heartbeat(&mut self.stats, now_ms);
@@ -253,6 +257,8 @@ impl PoolEntry {
             keys,
             owners: vec![owner],
             slot: JournalSlot::default(),
+            journals: JournalReader::default(),
+            all_read_ms: 0,
             has_journal: false,
             is_dirty: false,
             shows_requests: false,
@@ -286,11 +292,18 @@ impl PoolEntry {
                 stats.add(Counter::BlobsRejected, 1);
             }
         }
-        let journals: Vec<Vec<u8>> = shared::journals(&self.keys).collect();
-        let rejected = self
-            .pool
-            .apply_journals(journals.iter().map(Vec::as_slice), now_ms);
-        stats.add(Counter::BlobsRejected, rejected.into());
+        let all = now_ms.abs_diff(self.all_read_ms) >= IDLE_SYNC_MS;
+        if all {
+            self.all_read_ms = now_ms;
+        }
+        let pool = &mut self.pool;
+        self.journals.read(&self.keys, all, |slot, journal, archive| {
+            match pool.apply_journal(slot, journal, archive, now_ms) {
+                Ok(news) => stats.add(Counter::PlacementsMissed, news.missed.into()),
+                Err(_) => stats.add(Counter::BlobsRejected, 1),
+            }
+        });
+        pool.settle_journals(now_ms);
     }
 
     /// This worker's tallies changed.
@@ -312,11 +325,14 @@ impl PoolEntry {
     }
 
     fn publish(&mut self, stats: &mut Stats, now_ms: u64) {
-        let journal = self.pool.journal(now_ms);
+        let closed = self.pool.take_closed_runs();
         self.published_ms = now_ms;
         self.is_dirty = false;
-        self.shows_requests = !journal.tallies.is_empty();
-        self.has_journal = self.slot.write(&self.keys, &journal, now_ms);
+        let (keys, slot) = (&self.keys, &mut self.slot);
+        (self.shows_requests, self.has_journal) = self.pool.with_journal(now_ms, |journal| {
+            let has_journal = slot.write(keys, journal, &closed, now_ms);
+            (!journal.tallies.is_empty(), has_journal)
+        });
         if !self.has_journal {
             stats.add(Counter::JournalSlotMissing, 1);
         }
@@ -330,7 +346,7 @@ pub(super) fn new_id() -> u64 {
 
 /// Age at which a decision reads the others' tallies anew: reading them costs a few µs a worker.
 const SYNC_MS: u64 = 20;
-/// The same for a VM without traffic.
+/// The same for a VM without traffic; and all journals are read that often, whether or not they say that they changed.
 const IDLE_SYNC_MS: u64 = 1000;
 /// Own tallies are published at most this often while requests are in flight; the tick brings the rest.
 const PUBLISH_MS: u64 = 10;

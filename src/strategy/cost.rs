@@ -1,27 +1,30 @@
-//! `hybrid` with `auto`: the first host in rendezvous order that costs about as little as the cheapest.
+//! `hybrid` with `auto`, and `cache_aware`: the first host in rendezvous order that costs about as little as the cheapest.
 //!
 //! In prefill tokens, for a prompt of L tokens of which u are not cached at host x:
 //!
 //! ```text
-//! cost(x) = r · (B + (1 + λ)·U) + 100·in_flight + 0.2·(KV tokens in use beyond half) + penalties
+//! cost(x) = r · (B + U + λ·V) + 100·in_flight + 0.2·(KV tokens in use beyond half) + penalties
 //! U = u·(1 + (L − u/2) / A)     attention makes a long prompt cost more than its length
+//! V = U less its hot part       what is used so often that it deserves another copy costs no λ
 //! λ = min(6, ρ / (1 − ρ))       ρ: slow mean of the share of hosts with pending prefill
 //! ```
 //!
 //! B is the backlog, r how much slower than the fleet the host is. λ prices what a miss adds for everyone behind it: at
-//! low load a miss costs only the one who misses. All hosts looked at are the top of the rendezvous order and a few
-//! least loaded; the choice is the first, in that order, whose cost is at most `slack_tokens` above the least.
+//! low load a miss costs only the one who misses. `hybrid` looks at the top of the rendezvous order and a few least loaded
+//! hosts, `cache_aware` also at the hosts that hold most of the prompt, wherever in the order they are; the choice is
+//! the first, in that order, whose cost is at most `slack_tokens` above the least.
 //!
-//! Without an index per host, what this worker saw before is taken to be cached at the home, the hot part everywhere,
-//! and nothing else anywhere. The part of a prompt that was never seen gets half its length as credit at its home, in the
-//! share that other workers and gateways have of the traffic: they may have placed it, and all then agree. With one
-//! worker the credit would cost 17 % of mean TTFT where nothing is shared; with four, to give none costs 60 % where
-//! prefixes are (queueing model of `cargo test --test strategies`, 2026-11-29). The credit bends the choice only; the charge is the whole of what this worker takes to be uncached.
+//! The index tells what each host holds. The part of a prompt that no host is known to hold gets half its length as credit
+//! at its home, in the share that other gateways have of the traffic, or in the share of the caches that were filled
+//! before the index began: it may have been placed there, and all gateways then agree. The credit bends the choice only;
+//! the charge is the whole of what is taken to be uncached. A credit with one gateway costs 5 % of mean TTFT in the
+//! prototype and saves most of what eight lose.
 
 use super::{Query, RecomputeWeight, Rng, StrategySettings};
-use crate::candidate::{Busy, Entry, Fleet, IDLE, RANKED, RUNNING_TOKENS};
+use crate::candidate::{Busy, Entry, Fleet, IDLE, Lowest, RANKED, RUNNING_TOKENS};
 use crate::config::StrategyName;
 use crate::decision::{Decision, Reason};
+use crate::host_table::Slot;
 use crate::recent::HomeKey;
 
 pub(super) fn decide(
@@ -31,26 +34,36 @@ pub(super) fn decide(
     home: HomeKey,
     rng: &mut Rng,
 ) -> Decision {
-    let mut decision = query.decision(StrategyName::Hybrid, Reason::Home);
+    let mut decision = query.decision(settings.strategy, Reason::Home);
     decision.key = Some(home.key);
     let shortlist = fleet.shortlist(Some(home.key), query.adapter, rng.next_u64());
     let weight_q10 = settings.recompute_weight.q10(fleet, shortlist.pending_hosts);
     let prices = Prices::of(settings, fleet, query, weight_q10);
 
-    let mut costs = [(u64::MAX, Entry::default()); RANKED + IDLE];
+    let warm = match settings.strategy {
+        StrategyName::CacheAware => warmest(fleet, query),
+        _ => Lowest::new(),
+    };
+    let mut costs = [(u64::MAX, Entry::default()); RANKED + WARM + IDLE];
     let mut count = 0;
     let ranked = shortlist.ranked.as_slice();
-    let unranked = shortlist
-        .idle
-        .as_slice()
+    for entry in ranked
         .iter()
-        .filter(|idle| !ranked.iter().any(|r| r.host == idle.host));
-    for entry in ranked.iter().chain(unranked) {
-        let Some(busy) = fleet.busy(entry.host, query.adapter, query.now_ms) else {
+        .chain(warm.as_slice())
+        .chain(shortlist.idle.as_slice())
+    {
+        let is_new = |(_, known): &(u64, Entry)| known.host != entry.host;
+        if !costs.iter().take(count).all(is_new) {
+            continue;
+        }
+        let (Some(busy), Some(slot)) = (
+            fleet.busy(entry.host, query.adapter, query.now_ms),
+            fleet.slot(entry.host),
+        ) else {
             continue;
         };
         if let Some(place) = costs.get_mut(count) {
-            *place = (prices.cost(&busy, count == 0), *entry);
+            *place = (prices.cost(query, &busy, slot, count == 0), *entry);
             count += 1;
         }
     }
@@ -74,9 +87,13 @@ pub(super) fn decide(
         decision.hosts.push(slot);
     }
     if decision.hosts.first() != decision.home {
-        decision.reason = Reason::OverflowCost;
+        let held = |slot: Option<Slot>| slot.map_or(0, |slot| query.matches.bytes_at(slot));
+        decision.reason = if held(decision.hosts.first()) > held(decision.home) {
+            Reason::WarmHost
+        } else {
+            Reason::OverflowCost
+        };
     }
-    query.fill_in_cached(&mut decision);
     decision
 }
 
@@ -91,40 +108,61 @@ pub(super) fn load_tokens(busy: &Busy) -> u64 {
         .saturating_add(adapter)
 }
 
-/// The request's own work, at its home and elsewhere, λ included.
+/// The hosts that hold something of the prompt and seem to cost least.
+fn warmest(fleet: &Fleet, query: &Query) -> Lowest<WARM> {
+    let mut lowest = Lowest::new();
+    for (slot, bytes) in query.matches.as_slice() {
+        let uncached_tokens = query.tokens(query.prompt_bytes.saturating_sub(*bytes));
+        if let Some(entry) = fleet.entry_of(*slot, uncached_tokens) {
+            lowest.offer(entry);
+        }
+    }
+    lowest
+}
+
+/// What the request's own work costs, λ included.
 struct Prices {
-    home_tokens: u64,
-    elsewhere_tokens: u64,
+    prompt_tokens: u64,
+    /// Taken to be cached at the home beyond what is known.
+    credit_tokens: u64,
+    attention_tokens: u64,
+    weight_q10: u64,
 }
 
 impl Prices {
     fn of(settings: &StrategySettings, fleet: &Fleet, query: &Query, weight_q10: u64) -> Self {
-        let prompt = u64::from(query.prompt_tokens());
-        let hot = u64::from(query.tokens(query.hot_bytes));
-        let seen = u64::from(query.tokens(query.seen_bytes.min(query.prompt_bytes)));
-        let credit = prompt.saturating_sub(seen) / 2 * fleet.others_permille() / 1000;
-        let work = |cached: u64| {
-            let uncached = prompt.saturating_sub(cached);
-            let with_attention = match settings.attention_tokens {
-                0 => uncached,
-                parity => uncached + uncached * (prompt - uncached / 2) / u64::from(parity),
-            };
-            with_attention + (with_attention.saturating_mul(weight_q10) >> 10)
-        };
+        let prompt_tokens = u64::from(query.prompt_tokens());
+        let matches = &query.matches;
+        let share_permille = fleet.foreign_permille().max(matches.unseen_permille.into());
+        let known = u64::from(query.tokens(matches.deepest_bytes().min(query.prompt_bytes)));
         Self {
-            home_tokens: work(seen + credit),
-            elsewhere_tokens: work(hot),
+            prompt_tokens,
+            credit_tokens: prompt_tokens.saturating_sub(known) / 2 * share_permille / 1000,
+            attention_tokens: settings.attention_tokens.into(),
+            weight_q10,
         }
     }
 
-    fn cost(&self, busy: &Busy, is_home: bool) -> u64 {
-        let work = if is_home {
-            self.home_tokens
-        } else {
-            self.elsewhere_tokens
-        };
+    fn cost(&self, query: &Query, busy: &Busy, slot: Slot, is_home: bool) -> u64 {
+        let matches = &query.matches;
+        let cached = u64::from(query.tokens(matches.bytes_at(slot).min(query.prompt_bytes)));
+        let spread = u64::from(query.tokens(matches.spread_bytes.min(query.prompt_bytes)));
+        let credit = if is_home { self.credit_tokens } else { 0 };
+        let known = cached.saturating_add(credit);
+        let work = self.work_tokens(known, spread.saturating_sub(known));
         let scaled = work.saturating_mul(busy.slowness_q10) >> 10;
         scaled.saturating_add(load_tokens(busy))
+    }
+
+    /// Work with `cached` tokens there; `hot` of the rest cost no λ.
+    fn work_tokens(&self, cached: u64, hot: u64) -> u64 {
+        let uncached = self.prompt_tokens.saturating_sub(cached);
+        let context = self.prompt_tokens - uncached / 2;
+        let attention = (uncached * context).checked_div(self.attention_tokens);
+        let work = uncached + attention.unwrap_or(0);
+        let cold = uncached.saturating_sub(hot);
+        let cold_work = work.saturating_mul(cold).checked_div(uncached).unwrap_or(0);
+        work + (cold_work.saturating_mul(self.weight_q10) >> 10)
     }
 }
 
@@ -154,6 +192,8 @@ impl RecomputeWeight {
     }
 }
 
+/// Hosts that hold something of the prompt and are looked at for it.
+const WARM: usize = 8;
 /// A host that has to load the adapter first: about as long as a prompt of 2048 tokens takes.
 const ADAPTER_TOKENS: u64 = 2048;
 /// Decisions that the mean of pending hosts goes back over.

@@ -15,6 +15,5 @@ pub(super) fn decide(fleet: &Fleet, query: &Query, rng: &mut Rng) -> Decision {
             decision.hosts.push(slot);
         }
     }
-    decision.uncached_tokens = query.prompt_tokens();
     decision
 }

@@ -27,6 +27,5 @@ pub(super) fn decide(
             decision.hosts.push(slot);
         }
     }
-    decision.uncached_tokens = query.prompt_tokens();
     decision
 }

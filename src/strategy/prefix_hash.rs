@@ -33,7 +33,5 @@ pub(super) fn rendezvous(
     }
     decision.home = decision.hosts.first();
     decision.key = Some(home.key);
-    decision.matched_bytes = query.seen_bytes.min(query.prompt_bytes);
-    decision.uncached_tokens = query.tokens(query.prompt_bytes.saturating_sub(query.seen_bytes));
     decision
 }

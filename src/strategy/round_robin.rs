@@ -16,6 +16,5 @@ pub(super) fn decide(fleet: &mut Fleet, query: &Query, rng: &mut Rng) -> Decisio
         .next_slots(fleet.cursor)
         .for_each(|slot| decision.hosts.push(slot));
     fleet.cursor = decision.hosts.first();
-    decision.uncached_tokens = query.prompt_tokens();
     decision
 }

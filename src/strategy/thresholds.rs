@@ -62,7 +62,6 @@ pub(super) fn decide(
         .iter()
         .chain(failing.iter())
         .for_each(|slot| decision.hosts.push(slot));
-    query.fill_in_cached(&mut decision);
     decision
 }
 

@@ -4,6 +4,7 @@ use warmroute::candidate::Fleet;
 use warmroute::config::{StrategyName, Thresholds};
 use warmroute::decision::Reason;
 use warmroute::host_table::{Health, Host, Role, Slot};
+use warmroute::index::Matches;
 use warmroute::strategy::{Query, RecomputeWeight, Rng, StrategySettings, decide};
 
 use super::fixture::{
@@ -55,24 +56,34 @@ fn at(age_ms: u64) -> Query {
     }
 }
 
+/// A prompt that is warm at its home.
 fn seen() -> Query {
-    Query {
-        seen_bytes: 8000,
-        ..query(KEY)
-    }
+    held(&[(0, 8000)])
 }
 
 fn long_seen() -> Query {
     Query {
-        seen_bytes: 160_000,
         prompt_bytes: 160_000,
-        ..query(KEY)
+        ..held(&[(0, 160_000)])
     }
 }
 
 fn short() -> Query {
     Query {
         prompt_bytes: 1000,
+        ..query(KEY)
+    }
+}
+
+/// A prompt of 8 KiB of which the hosts, by their place in rendezvous order, hold so many bytes.
+fn held(places: &[(usize, u32)]) -> Query {
+    let order = rendezvous_order(KEY, &(0..4).map(host).collect::<Vec<_>>());
+    let mut matches = Matches::NONE;
+    places
+        .iter()
+        .for_each(|(place, bytes)| matches.push(order[*place], *bytes));
+    Query {
+        matches,
         ..query(KEY)
     }
 }
@@ -196,8 +207,7 @@ fn cases() -> Vec<Case> {
         busy_home,
         || Query {
             prompt_bytes: 400_000,
-            seen_bytes: 400_000,
-            ..query(KEY)
+            ..held(&[(0, 400_000)])
         },
         Ranked(0),
         Reason::Home,
@@ -273,8 +283,8 @@ fn cases() -> Vec<Case> {
             let _ = f.charge(o[0], 50_000, T0 + 5_000);
         },
         || Query {
-            seen_bytes: 8000,
-            ..at(5_000)
+            now_ms: T0 + 5_000,
+            ..seen()
         },
         Ranked(1),
         Reason::TableStale,
@@ -472,8 +482,7 @@ fn cases() -> Vec<Case> {
     };
     let half_of_long_seen = || Query {
         prompt_bytes: 400_000,
-        seen_bytes: 200_000,
-        ..query(KEY)
+        ..held(&[(0, 200_000)])
     };
     let no_attention = || StrategySettings {
         attention_tokens: 0,
@@ -514,15 +523,6 @@ fn cases() -> Vec<Case> {
         plain,
         Ranked(1),
         Reason::OverflowCost,
-    );
-    case(
-        "with other workers, it has",
-        hybrid(),
-        as_it_is,
-        work_at_home_900_and_other_workers,
-        plain,
-        Ranked(0),
-        Reason::Home,
     );
     case(
         "attention keeps a long prompt at home",
@@ -608,16 +608,13 @@ fn cases() -> Vec<Case> {
         Reason::OverflowCost,
     );
     case(
-        "hybrid: hot prefix goes where there is less work",
+        "hybrid: a prefix that all hold goes where there is less work",
         hybrid(),
         as_it_is,
         |f, o| {
             let _ = f.charge(o[0], 500, T0);
         },
-        || Query {
-            hot_bytes: 8000,
-            ..seen()
-        },
+        || held(&[(0, 8000), (1, 8000), (2, 8000), (3, 8000)]),
         NotRanked(0),
         Reason::OverflowCost,
     );
@@ -637,14 +634,143 @@ fn cases() -> Vec<Case> {
         Reason::LeastOutstanding,
     );
 
+    for strategy in [StrategyName::Hybrid, StrategyName::CacheAware] {
+        let s = || settings(strategy);
+        case(
+            "the host that holds the prompt is worth leaving the home for",
+            s(),
+            as_it_is,
+            no_work,
+            || held(&[(2, 8000)]),
+            Ranked(2),
+            Reason::WarmHost,
+        );
+        case(
+            "the home is first among hosts that hold as much",
+            s(),
+            as_it_is,
+            no_work,
+            || held(&[(3, 8000), (0, 8000), (2, 8000)]),
+            Ranked(0),
+            Reason::Home,
+        );
+        case(
+            "the deeper match wins",
+            s(),
+            as_it_is,
+            no_work,
+            || held(&[(3, 8000), (0, 4000)]),
+            Ranked(3),
+            Reason::WarmHost,
+        );
+        case(
+            "of two warm hosts the idle one",
+            s(),
+            as_it_is,
+            busy_home,
+            || held(&[(0, 8000), (3, 8000)]),
+            Ranked(3),
+            Reason::OverflowCost,
+        );
+        case(
+            "a warm host that is too busy is left for the next in order",
+            s(),
+            as_it_is,
+            busy_home,
+            || held(&[(0, 8000)]),
+            Ranked(1),
+            Reason::OverflowCost,
+        );
+        case(
+            "a warm host that fails is left",
+            s(),
+            as_it_is,
+            |f, o| f.failed(o[2], T0),
+            || held(&[(2, 8000)]),
+            Ranked(0),
+            Reason::Home,
+        );
+        case(
+            "a warm host that drains is not chosen",
+            s(),
+            |hosts, order| named(hosts, order[2]).health = Health::Draining,
+            no_work,
+            || held(&[(2, 8000)]),
+            Ranked(0),
+            Reason::Home,
+        );
+        case(
+            "λ holds a cold prompt where a hot one spreads",
+            StrategySettings {
+                recompute_weight: RecomputeWeight::Fixed { permille: 2000 },
+                ..s()
+            },
+            as_it_is,
+            work_at_home_5000,
+            || held(&[(0, 8000)]),
+            Ranked(0),
+            Reason::Home,
+        );
+        case(
+            "a hot part costs no λ",
+            StrategySettings {
+                recompute_weight: RecomputeWeight::Fixed { permille: 2000 },
+                ..s()
+            },
+            as_it_is,
+            work_at_home_5000,
+            || {
+                let mut query = held(&[(0, 8000)]);
+                query.matches.spread_bytes = 8000;
+                query
+            },
+            Ranked(1),
+            Reason::OverflowCost,
+        );
+        case(
+            "with an index, other workers give no credit",
+            s(),
+            as_it_is,
+            work_at_home_900_and_other_workers,
+            || held(&[]),
+            Ranked(1),
+            Reason::OverflowCost,
+        );
+        case(
+            "caches filled before the index began give credit",
+            s(),
+            as_it_is,
+            work_at_home_900,
+            || {
+                let mut query = held(&[]);
+                query.matches.unseen_permille = 1000;
+                query
+            },
+            Ranked(0),
+            Reason::Home,
+        );
+        case(
+            "a warm host without the adapter is behind one that has it",
+            s(),
+            third_has_adapter,
+            no_work,
+            || Query {
+                adapter: Some(5),
+                prompt_bytes: 4096,
+                ..held(&[(1, 4096)])
+            },
+            Ranked(2),
+            Reason::Home,
+        );
+    }
     for strategy in ALL {
         let reason = match strategy {
             StrategyName::RoundRobin => Reason::RoundRobin,
             StrategyName::LeastOutstanding => Reason::LeastOutstanding,
-            StrategyName::PrefixHash | StrategyName::Hybrid => Reason::Home,
+            StrategyName::PrefixHash | StrategyName::Hybrid | StrategyName::CacheAware => Reason::Home,
         };
         let s = || settings(strategy);
-        let ranks = matches!(strategy, StrategyName::PrefixHash | StrategyName::Hybrid);
+        let ranks = reason == Reason::Home;
         let (home, next) = if ranks { (0, 1) } else { (9, 9) };
         let or_anyone = |n| if n == 9 { Anyone } else { Ranked(n) };
         case(
@@ -774,6 +900,37 @@ fn the_rest_of_the_list_follows_rendezvous_order_on_an_idle_fleet() {
 }
 
 #[test]
+fn cache_aware_finds_the_warm_host_far_down_the_order_and_hybrid_does_not() {
+    let hosts: Vec<Host> = (0..64).map(host).collect();
+    let far = rendezvous_order(KEY, &hosts)[40];
+    let mut matches = Matches::NONE;
+    matches.push(far, 7000);
+    let query = Query {
+        matches,
+        ..query(KEY)
+    };
+    for (strategy, finds) in [(StrategyName::CacheAware, true), (StrategyName::Hybrid, false)] {
+        let mut fleet = fleet_of(hosts.clone());
+        // Everyone else has a little work, so that the far host is not among the least loaded by chance.
+        let _ = fleet.charge(far, 100, T0);
+        let decision = decide(&settings(strategy), &mut fleet, &query, &mut Rng::new(1));
+        assert_eq!(decision.hosts.first() == Some(far), finds, "{decision:?}");
+        let expected = if finds { (7000, 298) } else { (0, 2048) };
+        assert_eq!((decision.matched_bytes, decision.uncached_tokens), expected);
+    }
+}
+
+#[test]
+fn every_strategy_charges_what_the_index_says_of_its_host() {
+    for strategy in ALL {
+        let mut fleet = idle_fleet(4);
+        let query = held(&[(0, 8000), (1, 8000), (2, 8000), (3, 8000)]);
+        let decision = decide(&settings(strategy), &mut fleet, &query, &mut Rng::new(1));
+        assert_eq!((decision.matched_bytes, decision.uncached_tokens), (8000, 48));
+    }
+}
+
+#[test]
 fn round_robin_visits_every_eligible_host_in_turn() {
     let mut hosts: Vec<Host> = (0..5).map(host).collect();
     hosts[1].health = Health::Draining;
@@ -811,11 +968,4 @@ fn a_decision_says_what_to_charge() {
         (away.matched_bytes, away.uncached_tokens, away.home),
         (0, 2048, home.home)
     );
-    let rr = decide(
-        &settings(StrategyName::RoundRobin),
-        &mut fleet,
-        &seen(),
-        &mut Rng::new(1),
-    );
-    assert_eq!((rr.matched_bytes, rr.uncached_tokens), (0, 2048));
 }

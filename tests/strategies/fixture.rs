@@ -3,18 +3,13 @@
 use warmroute::candidate::{Fleet, FleetSettings};
 use warmroute::config::{Overflow, StrategyName, Thresholds};
 use warmroute::host_table::{Health, Host, HostTable, Load, Role, Slot};
-use warmroute::recent::{HomeKey, Seen};
+use warmroute::recent::{HomeKey, Homes};
 use warmroute::strategy::{Query, StrategySettings};
 
 /// A moment to start from, ms since the Unix epoch.
 pub(super) const T0: u64 = 1_790_000_000_000;
 
-pub(super) const ALL: [StrategyName; 4] = [
-    StrategyName::RoundRobin,
-    StrategyName::LeastOutstanding,
-    StrategyName::PrefixHash,
-    StrategyName::Hybrid,
-];
+pub(super) const ALL: [StrategyName; 5] = StrategyName::ALL;
 
 /// Host `slot` with an idle engine, scraped at `T0`.
 pub(super) fn host(slot: u16) -> Host {
@@ -58,15 +53,11 @@ pub(super) fn query(key: u64) -> Query {
         key,
         depth_bytes: 4096,
     });
-    Query::new(
-        &Seen {
-            home,
-            fixed_home: home,
-            ..Seen::default()
-        },
-        8192,
-        T0,
-    )
+    let homes = Homes {
+        home,
+        fixed_home: home,
+    };
+    Query::new(homes, 8192, T0)
 }
 
 pub(super) fn settings(strategy: StrategyName) -> StrategySettings {

@@ -6,6 +6,7 @@ use warmroute::candidate::{Charge, Fleet};
 use warmroute::chunk::{ChunkHash, PrefixKey, PrefixKeys};
 use warmroute::config::StrategyName;
 use warmroute::host_table::{Health, Host, Role, Slot};
+use warmroute::index::{IndexSettings, NewPlacement, PrefixIndex};
 use warmroute::recent::{RecentPrefixes, RecentSettings, Traffic};
 use warmroute::strategy::{Rng, decide};
 
@@ -56,8 +57,11 @@ fn random_query(rng: &mut Rng, now_ms: u64) -> warmroute::strategy::Query {
     let mut query = query(rng.next_u64());
     query.now_ms = now_ms;
     query.prompt_bytes = small(rng, 600_000);
-    query.seen_bytes = small(rng, query.prompt_bytes + 2);
-    query.hot_bytes = small(rng, query.seen_bytes + 1);
+    for slot in 0..small(rng, 6) {
+        let slot = Slot(u16::try_from(slot * 7).unwrap());
+        query.matches.push(slot, small(rng, query.prompt_bytes + 2));
+    }
+    query.matches.spread_bytes = small(rng, query.prompt_bytes + 2);
     query.adapter = (rng.below(3) == 0).then(|| rng.below(5) as u64);
     if rng.below(5) == 0 {
         (query.home, query.fixed_home) = (None, None);
@@ -194,11 +198,9 @@ fn overflow_walks_the_rendezvous_order() {
     for key in 0..40 {
         let order = rendezvous_order(key, &hosts);
         let mut fleet = fleet_of(hosts.clone());
+        let mut query = query(key);
+        query.matches.push(order[0], 8000);
         for expected in order {
-            let query = warmroute::strategy::Query {
-                seen_bytes: 8000,
-                ..query(key)
-            };
             let decision = decide(
                 &settings(StrategyName::Hybrid),
                 &mut fleet,
@@ -414,13 +416,11 @@ fn the_one_host_without_others_work_is_found_among_many() {
 fn a_miss_gets_dearer_as_the_fleet_fills_up() {
     let mut fleet = idle_fleet(4);
     let hybrid = settings(StrategyName::Hybrid);
-    let query = warmroute::strategy::Query {
-        seen_bytes: 8000,
-        ..query(5)
-    };
+    let mut query = query(5);
     let home = decide(&hybrid, &mut fleet, &query, &mut Rng::new(1))
         .home
         .unwrap();
+    query.matches.push(home, 8000);
     for slot in 0..4 {
         let _ = fleet.charge(Slot(slot), if Slot(slot) == home { 5000 } else { 10 }, T0);
     }
@@ -529,7 +529,7 @@ fn observing_the_longest_prompt_is_measured() {
         )]
         let start = std::time::Instant::now();
         for prompt in prompts {
-            let seen = recent.observe(
+            let homes = recent.observe(
                 prompt,
                 Traffic {
                     hosts: 8,
@@ -537,7 +537,7 @@ fn observing_the_longest_prompt_is_measured() {
                 },
                 T0,
             );
-            assert!(seen.seen_bytes <= 512 * 1024);
+            assert!(homes.home.is_some());
         }
         start.elapsed() / 50
     };
@@ -545,6 +545,70 @@ fn observing_the_longest_prompt_is_measured() {
         "observing 512 keys: {:?}",
         prompts.chunks(50).cycle().take(40).map(run).min().unwrap()
     );
+}
+
+#[test]
+fn looking_up_and_ranking_the_longest_prompt_is_measured() {
+    for count in [8u16, 512] {
+        let hosts: Vec<Host> = (0..count).map(host).collect();
+        let mut fleet = fleet_of(hosts.clone());
+        let mut index = PrefixIndex::new(IndexSettings::default());
+        index.update_hosts(&table(hosts));
+        let mut rng = Rng::new(8);
+        // Half of each prompt is shared by all, and on eight hosts in eight depths.
+        let shared: Vec<u64> = (0..256).map(|_| rng.next_u64()).collect();
+        let prompts: Vec<PrefixKeys> = (0..500)
+            .map(|_| PrefixKeys {
+                keys: (0..512u32)
+                    .map(|i| PrefixKey {
+                        hash: ChunkHash(shared.get(i as usize).copied().unwrap_or_else(|| rng.next_u64())),
+                        end_bytes: (i + 1) * 1024,
+                    })
+                    .collect(),
+                prompt_bytes: 512 * 1024,
+            })
+            .collect();
+        let place = |index: &mut PrefixIndex, keys: &PrefixKeys, slot| {
+            let placed = NewPlacement {
+                slot: Slot(slot),
+                uncached_tokens: 1000,
+                prompt_tokens: 131_072,
+            };
+            index.place(keys, placed, T0).unwrap()
+        };
+        for slot in 0..8u16 {
+            let mut head = prompts[0].clone();
+            head.keys.truncate(32 * usize::from(slot + 1));
+            place(&mut index, &head, slot);
+        }
+        let mut time = |index: &mut PrefixIndex, what: &str, placing: bool| {
+            let run = |prompts: &[PrefixKeys]| {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "measures real time, decides nothing by it"
+                )]
+                let start = std::time::Instant::now();
+                for keys in prompts {
+                    let mut query = query(keys.keys[3].hash.0);
+                    query.prompt_bytes = keys.prompt_bytes;
+                    if placing {
+                        place(index, keys, 3);
+                    } else {
+                        query.matches = index.lookup(keys, T0);
+                        let decision =
+                            decide(&settings(StrategyName::CacheAware), &mut fleet, &query, &mut rng);
+                        assert!(decision.matched_bytes > 0);
+                    }
+                }
+                start.elapsed() / 50
+            };
+            let best = prompts.chunks(50).cycle().take(40).map(run).min().unwrap();
+            println!("{what}, 512 keys, {count} hosts: {best:?}");
+        };
+        time(&mut index, "looking up and ranking half known", false);
+        time(&mut index, "placing", true);
+        time(&mut index, "looking up and ranking known", false);
+    }
 }
 
 #[test]

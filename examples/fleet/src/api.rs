@@ -1,18 +1,35 @@
-//! OpenAI-shaped requests → prompt text and options; engine events → OpenAI-shaped answers.
+//! Requests of the APIs that vLLM serves → prompt text and options; engine events → answers in the same shape.
 //!
 //! Request bodies are untrusted: whatever they hold gives a value or an [`ApiError`].
 
-use bytes::Bytes;
-use serde_json::{Value, json};
 use std::fmt;
 
-/// Which generation endpoint was asked.
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+mod answer;
+
+pub use answer::{AnswerWriter, Usage, count_tokens_body, render_body, tokenize_body};
+
+/// Which endpoint was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
     Completions,
+    /// `/v1/responses`.
+    Responses,
+    /// `/v1/messages`, Anthropic's API.
+    Messages,
+    /// `/v1/messages/count_tokens`.
+    CountTokens,
+    /// `/tokenize`, which takes the body of a chat or a completion.
+    Tokenize,
+    /// `/v1/chat/completions/render`.
+    RenderChat,
+    /// `/v1/completions/render`.
+    RenderCompletions,
 }
 
 impl Endpoint {
@@ -21,25 +38,33 @@ impl Endpoint {
         match path {
             "/v1/chat/completions" => Some(Self::Chat),
             "/v1/completions" => Some(Self::Completions),
+            "/v1/responses" => Some(Self::Responses),
+            "/v1/messages" => Some(Self::Messages),
+            "/v1/messages/count_tokens" => Some(Self::CountTokens),
+            "/tokenize" => Some(Self::Tokenize),
+            "/v1/chat/completions/render" => Some(Self::RenderChat),
+            "/v1/completions/render" => Some(Self::RenderCompletions),
             _ => None,
         }
     }
 }
 
-/// A generation request as far as the simulated engine cares.
+/// A request as far as the simulated engine cares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationRequest {
     /// Which endpoint's answer shape to use.
     pub endpoint: Endpoint,
     /// Model name as given, or empty.
     pub model: String,
-    /// What the model would read: for chat, role and text of every message in order.
+    /// What the model would read: tools, then role and text of every message in order; for completions the prompt.
     pub prompt: String,
+    /// Field `cache_salt`: requests with different salts share no cache.
+    pub cache_salt: String,
     /// Output tokens wanted.
     pub max_tokens: usize,
     /// Whether to answer with server-sent events.
     pub stream: bool,
-    /// Whether a stream ends with a usage event.
+    /// Whether a stream of chunks ends with a usage event.
     pub include_usage: bool,
 }
 
@@ -55,31 +80,37 @@ impl GenerationRequest {
         };
         let mut prompt = String::new();
         match endpoint {
-            Endpoint::Chat => {
-                let messages = fields.get("messages").and_then(Value::as_array);
-                for message in messages.ok_or(ApiError::MissingPrompt("messages"))? {
-                    push_message(&mut prompt, message);
+            Endpoint::Tokenize if fields.contains_key("prompt") => read_completion(&mut prompt, fields)?,
+            Endpoint::Chat | Endpoint::RenderChat | Endpoint::Tokenize => read_chat(&mut prompt, fields)?,
+            Endpoint::Completions | Endpoint::RenderCompletions => read_completion(&mut prompt, fields)?,
+            Endpoint::Responses => read_responses(&mut prompt, fields)?,
+            Endpoint::Messages | Endpoint::CountTokens => {
+                if let Some(system) = fields.get("system") {
+                    push_turn(&mut prompt, "system", Some(system));
                 }
-            }
-            Endpoint::Completions => {
-                push_prompt(
-                    &mut prompt,
-                    fields.get("prompt").ok_or(ApiError::MissingPrompt("prompt"))?,
-                );
+                read_chat(&mut prompt, fields)?;
             }
         }
         let flag = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
-        let max_tokens = ["max_completion_tokens", "max_tokens"]
+        let text = |key| {
+            fields
+                .get(key)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let cache_salt = text("cache_salt");
+        if cache_salt.is_empty() && fields.get("cache_salt").is_some_and(|salt| !salt.is_null()) {
+            return Err(ApiError::EmptySalt);
+        }
+        let max_tokens = ["max_completion_tokens", "max_tokens", "max_output_tokens"]
             .iter()
             .find_map(|key| fields.get(*key)?.as_u64());
         Ok(Self {
             endpoint,
-            model: fields
-                .get("model")
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned(),
+            model: text("model"),
             prompt,
+            cache_salt,
             max_tokens: max_tokens.map_or(DEFAULT_MAX_TOKENS, |tokens| tokens.clamp(1, MAX_TOKENS) as usize),
             stream: flag(fields.get("stream")),
             include_usage: flag(
@@ -91,7 +122,7 @@ impl GenerationRequest {
     }
 }
 
-/// Why a body is not a generation request.
+/// Why a body is not such a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiError {
     /// The body is not JSON.
@@ -100,6 +131,8 @@ pub enum ApiError {
     NotAnObject,
     /// The named field is missing or of a wrong type.
     MissingPrompt(&'static str),
+    /// `cache_salt` is there, but no text or an empty one.
+    EmptySalt,
 }
 
 impl fmt::Display for ApiError {
@@ -108,127 +141,12 @@ impl fmt::Display for ApiError {
             Self::InvalidJson => f.write_str("the body is not valid JSON"),
             Self::NotAnObject => f.write_str("the body is not a JSON object"),
             Self::MissingPrompt(field) => write!(f, "field `{field}` is missing or of a wrong type"),
+            Self::EmptySalt => f.write_str("field `cache_salt` must be a text that is not empty"),
         }
     }
 }
 
 impl std::error::Error for ApiError {}
-
-/// Token counts of one answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
-    /// Prompt tokens.
-    pub prompt_tokens: usize,
-    /// Prompt tokens that the prefix cache held.
-    pub cached_tokens: usize,
-    /// Output tokens.
-    pub completion_tokens: usize,
-}
-
-impl Usage {
-    fn to_json(self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "completion_tokens": self.completion_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": self.cached_tokens,
-                "created_cache_tokens": self.prompt_tokens - self.cached_tokens,
-            },
-        })
-    }
-}
-
-/// Writes the answer to one request.
-#[derive(Debug, Clone)]
-pub struct AnswerWriter {
-    endpoint: Endpoint,
-    id: String,
-    model: String,
-    created_s: u64,
-}
-
-impl AnswerWriter {
-    /// A writer for the answer with that id.
-    pub fn new(request: &GenerationRequest, id: String, created_s: u64) -> Self {
-        Self {
-            endpoint: request.endpoint,
-            id,
-            model: request.model.clone(),
-            created_s,
-        }
-    }
-
-    /// One server-sent event that carries a token; `last` says why the answer ends there.
-    pub fn token_event(&self, first: bool, last: bool) -> Bytes {
-        let finish_reason = if last { json!("length") } else { Value::Null };
-        let choice = match self.endpoint {
-            Endpoint::Chat => {
-                let mut delta = json!({"content": TOKEN_TEXT});
-                if first {
-                    delta["role"] = json!("assistant");
-                }
-                json!({"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason})
-            }
-            Endpoint::Completions => {
-                json!({"index": 0, "text": TOKEN_TEXT, "logprobs": null, "finish_reason": finish_reason})
-            }
-        };
-        self.event(&self.envelope("chat.completion.chunk", json!([choice]), None))
-    }
-
-    /// The server-sent event with the token counts.
-    pub fn usage_event(&self, usage: Usage) -> Bytes {
-        self.event(&self.envelope("chat.completion.chunk", json!([]), Some(usage)))
-    }
-
-    /// What ends a stream.
-    pub fn done_event(&self) -> Bytes {
-        Bytes::from_static(b"data: [DONE]\n\n")
-    }
-
-    /// The whole answer when it is not streamed.
-    pub fn whole(&self, usage: Usage) -> Bytes {
-        let text = TOKEN_TEXT.repeat(usage.completion_tokens);
-        let choice = match self.endpoint {
-            Endpoint::Chat => json!({
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "logprobs": null,
-                "finish_reason": "length",
-            }),
-            Endpoint::Completions => {
-                json!({"index": 0, "text": text, "logprobs": null, "finish_reason": "length"})
-            }
-        };
-        Bytes::from(
-            self.envelope("chat.completion", json!([choice]), Some(usage))
-                .to_string(),
-        )
-    }
-
-    fn envelope(&self, chat_object: &str, choices: Value, usage: Option<Usage>) -> Value {
-        let object = match self.endpoint {
-            Endpoint::Chat => chat_object,
-            Endpoint::Completions => "text_completion",
-        };
-        let mut envelope = json!({
-            "id": self.id,
-            "object": object,
-            "created": self.created_s,
-            "model": self.model,
-            "choices": choices,
-        });
-        if let Some(usage) = usage {
-            envelope["usage"] = usage.to_json();
-        }
-        envelope
-    }
-
-    fn event(&self, value: &Value) -> Bytes {
-        Bytes::from(format!("data: {value}\n\n"))
-    }
-}
 
 /// An error answer in OpenAI's shape.
 pub fn error_body(status: u16, kind: &str, message: &str) -> Bytes {
@@ -237,23 +155,80 @@ pub fn error_body(status: u16, kind: &str, message: &str) -> Bytes {
     )
 }
 
+fn read_chat(prompt: &mut String, fields: &Map<String, Value>) -> Result<(), ApiError> {
+    push_tools(prompt, fields);
+    let messages = fields.get("messages").and_then(Value::as_array);
+    for message in messages.ok_or(ApiError::MissingPrompt("messages"))? {
+        push_message(prompt, message);
+    }
+    Ok(())
+}
+
+fn read_completion(prompt: &mut String, fields: &Map<String, Value>) -> Result<(), ApiError> {
+    push_prompt(
+        prompt,
+        fields.get("prompt").ok_or(ApiError::MissingPrompt("prompt"))?,
+    );
+    Ok(())
+}
+
+fn read_responses(prompt: &mut String, fields: &Map<String, Value>) -> Result<(), ApiError> {
+    push_tools(prompt, fields);
+    if let Some(instructions) = fields.get("instructions").filter(|value| value.is_string()) {
+        push_turn(prompt, "system", Some(instructions));
+    }
+    match fields.get("input") {
+        Some(text @ Value::String(_)) => push_turn(prompt, "user", Some(text)),
+        Some(Value::Array(items)) => items.iter().for_each(|item| push_message(prompt, item)),
+        _ => return Err(ApiError::MissingPrompt("input")),
+    }
+    Ok(())
+}
+
+fn push_tools(prompt: &mut String, fields: &Map<String, Value>) {
+    if let Some(tools) = fields.get("tools").and_then(Value::as_array)
+        && !tools.is_empty()
+    {
+        push_turn(
+            prompt,
+            "tools",
+            Some(&Value::String(Value::from(tools.clone()).to_string())),
+        );
+    }
+}
+
+/// A chat message, or an item of a Responses input.
 fn push_message(prompt: &mut String, message: &Value) {
+    let role = message.get("role").and_then(Value::as_str);
+    match message.get("type").and_then(Value::as_str) {
+        Some("function_call") => push_turn(prompt, "assistant", message.get("arguments")),
+        Some("function_call_output") => push_turn(prompt, "tool", message.get("output")),
+        _ => push_turn(prompt, role.unwrap_or("user"), message.get("content")),
+    }
+}
+
+fn push_turn(prompt: &mut String, role: &str, content: Option<&Value>) {
     prompt.push_str("<|");
-    prompt.push_str(message.get("role").and_then(Value::as_str).unwrap_or("user"));
+    prompt.push_str(role);
     prompt.push_str("|>\n");
-    match message.get("content") {
+    push_content(prompt, content);
+    prompt.push('\n');
+}
+
+/// A text, or the texts of parts and of what parts contain.
+fn push_content(prompt: &mut String, content: Option<&Value>) {
+    match content {
         Some(Value::String(text)) => prompt.push_str(text),
         Some(Value::Array(parts)) => {
-            for text in parts
-                .iter()
-                .filter_map(|part| part.get("text").and_then(Value::as_str))
-            {
-                prompt.push_str(text);
+            for part in parts {
+                match part.get("text") {
+                    Some(Value::String(text)) => prompt.push_str(text),
+                    _ => push_content(prompt, part.get("content")),
+                }
             }
         }
         _ => {}
     }
-    prompt.push('\n');
 }
 
 fn push_prompt(prompt: &mut String, value: &Value) {
@@ -273,12 +248,16 @@ fn push_prompt(prompt: &mut String, value: &Value) {
 const DEFAULT_MAX_TOKENS: usize = 16;
 /// Most output tokens: a simulated answer longer than this helps nobody.
 const MAX_TOKENS: u64 = 4096;
-/// Text of every output token.
-const TOKEN_TEXT: &str = "tok ";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn prompt_of(endpoint: Endpoint, body: Value) -> String {
+        GenerationRequest::parse(endpoint, body.to_string().as_bytes())
+            .unwrap()
+            .prompt
+    }
 
     #[test]
     fn chat_prompt_is_role_and_text_in_order() {
@@ -289,6 +268,46 @@ mod tests {
         assert_eq!(request.prompt, "<|system|>\nS\n<|user|>\nab\n");
         assert_eq!((request.model.as_str(), request.max_tokens), ("m", 7));
         assert!(request.stream && request.include_usage);
+    }
+
+    #[test]
+    fn every_api_renders_one_conversation_alike() {
+        let turns = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]);
+        let chat = prompt_of(
+            Endpoint::Chat,
+            json!({"messages": [{"role": "system", "content": "S"}, turns[0], turns[1]]}),
+        );
+        let messages = json!({"system": [{"type": "text", "text": "S"}], "messages": turns, "max_tokens": 3});
+        assert_eq!(prompt_of(Endpoint::Messages, messages.clone()), chat);
+        assert_eq!(prompt_of(Endpoint::CountTokens, messages), chat);
+        let input = json!([{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, turns[1]]);
+        assert_eq!(
+            prompt_of(Endpoint::Responses, json!({"instructions": "S", "input": input})),
+            chat
+        );
+        assert_eq!(
+            prompt_of(Endpoint::Responses, json!({"input": "hi"})),
+            prompt_of(Endpoint::RenderChat, json!({"messages": [turns[0]]}))
+        );
+        assert_eq!(
+            prompt_of(Endpoint::Tokenize, json!({"prompt": "raw"})),
+            prompt_of(Endpoint::Completions, json!({"prompt": "raw"}))
+        );
+    }
+
+    #[test]
+    fn tools_and_their_results_are_part_of_the_prompt() {
+        let body = json!({"tools": [{"name": "t"}], "messages": [
+            {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "42"}]}]}]});
+        assert_eq!(
+            prompt_of(Endpoint::Messages, body),
+            "<|tools|>\n[{\"name\":\"t\"}]\n<|user|>\n42\n"
+        );
+        let input = json!([{"type": "function_call_output", "call_id": "1", "output": "42"}]);
+        assert_eq!(
+            prompt_of(Endpoint::Responses, json!({"input": input})),
+            "<|tool|>\n42\n"
+        );
     }
 
     #[test]
@@ -306,5 +325,13 @@ mod tests {
         assert_eq!(parse(b"\x1f\x8b"), ApiError::InvalidJson);
         assert_eq!(parse(b"[]"), ApiError::NotAnObject);
         assert_eq!(parse(br#"{"messages":3}"#), ApiError::MissingPrompt("messages"));
+        assert_eq!(parse(br#"{"messages":[],"cache_salt":""}"#), ApiError::EmptySalt);
+        let parse = |endpoint| GenerationRequest::parse(endpoint, b"{}").unwrap_err();
+        assert_eq!(parse(Endpoint::Responses), ApiError::MissingPrompt("input"));
+        assert_eq!(parse(Endpoint::Messages), ApiError::MissingPrompt("messages"));
+        assert_eq!(
+            parse(Endpoint::RenderCompletions),
+            ApiError::MissingPrompt("prompt")
+        );
     }
 }

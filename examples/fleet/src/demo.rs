@@ -336,8 +336,8 @@ const POOL: &str = "llm";
 const REPLICAS: usize = 8;
 /// Cold prompts of the shared-prefix phase keep the fleet 80 % busy at this rate: 40 × 3 200 ÷ (8 × 20 000).
 const RATE_PER_S: f64 = 40.0;
-/// Four strategies with two phases each stay under three minutes, queues that have to drain included.
-const PHASE_SECONDS: f64 = 14.0;
+/// Five strategies with two phases each stay under three minutes, queues that have to drain included.
+const PHASE_SECONDS: f64 = 12.0;
 /// Room for 16 of the 48 shared prefixes of 192 blocks.
 const CACHE_BLOCKS: usize = 3072;
 /// Compiling the module and some polling intervals.

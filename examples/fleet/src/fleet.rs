@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::engine::EngineConfig;
+use crate::engine::{EngineConfig, EngineModel};
 use crate::replica::{Replica, ReplicaOptions};
 
 /// What a fleet consists of.
@@ -13,8 +13,12 @@ pub struct FleetOptions {
     pub replicas: usize,
     /// Name of the model they serve.
     pub model: String,
-    /// What each engine can do.
+    /// What each engine can do, by its rates alone.
     pub engine: EngineConfig,
+    /// What each engine can do in full; when given, it stands in place of `engine`.
+    pub engine_model: Option<EngineModel>,
+    /// How many times as fast as the model says.
+    pub speed: f64,
     /// Ports, one a replica; ephemeral ones where the list ends.
     pub ports: Vec<u16>,
     /// Replica names are this and a number from 0 on.
@@ -27,6 +31,8 @@ impl Default for FleetOptions {
             replicas: 4,
             model: "sim".to_owned(),
             engine: EngineConfig::default(),
+            engine_model: None,
+            speed: 1.0,
             ports: Vec::new(),
             name_prefix: "replica-".to_owned(),
         }
@@ -46,13 +52,17 @@ impl Fleet {
     /// # Errors
     /// When a port cannot be bound.
     pub async fn start(options: &FleetOptions) -> io::Result<Self> {
+        let model = options.engine_model.clone();
+        let model = model.unwrap_or_else(|| options.engine.clone().into());
+        let speed = model.speed * options.speed;
+        let model = model.at_speed(speed);
         let mut replicas = Vec::with_capacity(options.replicas);
         for number in 0..options.replicas {
             replicas.push(
                 Replica::start(ReplicaOptions {
                     name: format!("{}{number}", options.name_prefix),
                     model: options.model.clone(),
-                    engine: options.engine.clone(),
+                    engine: model.clone(),
                     port: options.ports.get(number).copied().unwrap_or(0),
                 })
                 .await?,

@@ -12,12 +12,14 @@
 //! | [`wasm`] | builds the filter's `.wasm` |
 //! | [`envoy`] | finds or fetches Envoy and runs it |
 //! | [`envoy_config`] | what an Envoy should do, as its config |
+//! | [`calibrate`] | fits the engine model to real servers |
 //! | [`workload`] | seeds → requests with arrival times |
 //! | [`load`] | sends them and notes what happened |
 //! | [`report`] | sums that up: rows, table, JSON |
 //! | [`demo`] | all of it in turn, for each strategy |
 
 pub mod api;
+pub mod calibrate;
 pub mod client;
 pub mod demo;
 pub mod engine;

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::engine::{BLOCK_TOKENS, EngineCounters};
+use crate::engine::EngineCounters;
 
 /// What one scrape shows.
 #[derive(Debug, Clone)]
@@ -20,6 +20,8 @@ pub struct MetricsView<'a> {
     pub kv_usage: f64,
     /// KV cache size in blocks; label `num_gpu_blocks` of `vllm:cache_config_info`.
     pub cache_blocks: usize,
+    /// Tokens in a block; its label `block_size`.
+    pub block_tokens: usize,
     /// Counters since `started_s`.
     pub counters: EngineCounters,
     /// When the process began, seconds since the Unix epoch; `process_start_time_seconds`.
@@ -71,6 +73,7 @@ impl MetricsView<'_> {
         for (name, help, value) in gauges {
             family(&mut out, name, "gauge", help, &engine, value);
         }
+        self.render_waiting_by_reason(&mut out);
         let totals = [
             (
                 "vllm:prefix_cache_queries",
@@ -83,9 +86,19 @@ impl MetricsView<'_> {
                 counters.prefix_hit_tokens,
             ),
             (
+                "vllm:num_preemptions",
+                "Cumulative number of preemption from the engine.",
+                counters.preemptions,
+            ),
+            (
                 "vllm:prompt_tokens",
                 "Number of prefill tokens processed.",
                 counters.prompt_tokens,
+            ),
+            (
+                "vllm:prompt_tokens_cached",
+                "Number of cached prompt tokens (local + external).",
+                counters.prefix_hit_tokens,
             ),
             (
                 "vllm:generation_tokens",
@@ -113,10 +126,11 @@ impl MetricsView<'_> {
         }
         self.render_success(&mut out);
         let cache_labels = format!(
-            "{{block_size=\"{BLOCK_TOKENS}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",\
+            "{{block_size=\"{}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",\
              kv_cache_size_tokens=\"{}\",num_cpu_blocks=\"None\",num_gpu_blocks=\"{}\",\
              prefix_caching_hash_algo=\"sha256\"}}",
-            self.cache_blocks * BLOCK_TOKENS,
+            self.block_tokens,
+            self.cache_blocks.saturating_mul(self.block_tokens),
             self.cache_blocks,
         );
         let config_help = "Information of the LLMEngine CacheConfig";
@@ -144,6 +158,24 @@ impl MetricsView<'_> {
             );
         }
         out
+    }
+
+    fn render_waiting_by_reason(&self, out: &mut String) {
+        let name = "vllm:num_requests_waiting_by_reason";
+        let _ = writeln!(
+            out,
+            "# HELP {name} Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling \
+             capacity; 'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum \
+             of all reasons equals vllm:num_requests_waiting.\n# TYPE {name} gauge"
+        );
+        for (reason, count) in [("capacity", self.waiting), ("deferred", 0.0)] {
+            let _ = writeln!(
+                out,
+                "{name}{{engine=\"0\",model_name=\"{}\",reason=\"{reason}\"}} {}",
+                self.model,
+                number(count),
+            );
+        }
     }
 
     fn render_success(&self, out: &mut String) {
@@ -214,6 +246,7 @@ mod tests {
             waiting: 3.0,
             kv_usage: 0.5,
             cache_blocks: 100,
+            block_tokens: 16,
             counters: EngineCounters {
                 prefix_query_tokens: 123_405,
                 ..EngineCounters::default()

@@ -1,8 +1,8 @@
 //! One engine behind a real HTTP server: requests over HTTP/1.1 or h2c go in, vLLM-shaped answers come out.
 //!
 //! Every answer says what the replica received (`x-body-sha256`, `x-body-bytes`, `x-seen-headers`) and who it is
-//! (`x-replica`). Tests steer a replica in process: make it fail, hang, slow down, stop, or show other metrics. What comes
-//! over the network is untrusted and must never end the server.
+//! (`x-replica`). Tests steer a replica in process: make it fail, hang, slow down, stop, or show other metrics; most of it
+//! goes by `POST /_fleet/fault` as well. What comes over the network is untrusted and must never end the server.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,9 +17,11 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::engine::{EngineConfig, EngineCounters};
+use crate::engine::{EngineCounters, EngineModel};
 
+mod admin;
 mod http;
+mod reply;
 mod state;
 
 use state::State;
@@ -32,7 +34,7 @@ pub struct ReplicaOptions {
     /// Model that `/v1/models` lists.
     pub model: String,
     /// What its engine can do.
-    pub engine: EngineConfig,
+    pub engine: EngineModel,
     /// Port on 127.0.0.1; 0 for an ephemeral one.
     pub port: u16,
 }
@@ -170,10 +172,7 @@ impl Replica {
 
     /// Makes the engine take `factor` times as long from here on.
     pub fn set_slow_factor(&self, factor: f64) {
-        self.shared
-            .lock()
-            .engine
-            .set_slow_permille((factor * 1000.0) as u64);
+        self.shared.slow_down(factor);
     }
 
     /// Its name.
@@ -253,6 +252,10 @@ impl Shared {
 
     fn now_us(&self) -> u64 {
         self.origin.elapsed().as_micros() as u64
+    }
+
+    fn slow_down(&self, factor: f64) {
+        self.lock().engine.set_slow_permille((factor * 1000.0) as u64);
     }
 
     fn record(&self, record: RequestRecord) {

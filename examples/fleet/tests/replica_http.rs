@@ -260,3 +260,188 @@ async fn a_closed_listener_refuses_new_connections_and_keeps_old_ones() {
         "sim"
     );
 }
+
+async fn order(replica: &Replica, body: serde_json::Value) -> u16 {
+    let answer = Client::new()
+        .post(&url(replica, "/_fleet/fault"), &[], body.to_string())
+        .await
+        .unwrap();
+    answer.status
+}
+
+async fn state(replica: &Replica) -> serde_json::Value {
+    Client::new()
+        .get(&url(replica, "/_fleet/state"))
+        .await
+        .unwrap()
+        .json()
+}
+
+#[tokio::test]
+async fn every_api_answers_with_its_own_usage() {
+    let fleet = fleet(EngineConfig::instant()).await;
+    let replica = &fleet.replicas[0];
+    let text = "x".repeat(1000);
+    let messages = serde_json::json!([{"role": "user", "content": text}]);
+    let client = Client::new();
+    let post = async |path: &str, body: serde_json::Value| {
+        let answer = client
+            .post(&url(replica, path), &[], body.to_string())
+            .await
+            .unwrap();
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.json()
+    };
+    let chat = post(CHAT, serde_json::json!({"messages": messages, "max_tokens": 2})).await;
+    let details = &chat["usage"]["prompt_tokens_details"];
+    assert_eq!(
+        *details,
+        serde_json::json!({"cached_tokens": 0, "created_cache_tokens": 240})
+    );
+    let responses = serde_json::json!({"model": "m", "input": text, "max_output_tokens": 2});
+    let usage = &post("/v1/responses", responses).await["usage"];
+    assert_eq!(usage["input_tokens_details"]["cached_tokens"], 240);
+    let anthropic = serde_json::json!({"model": "m", "messages": messages, "max_tokens": 2});
+    let usage = post("/v1/messages", anthropic.clone()).await["usage"].take();
+    assert_eq!(
+        usage,
+        serde_json::json!({"input_tokens": 13, "output_tokens": 2, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 240})
+    );
+    let counted = post("/v1/messages/count_tokens", anthropic).await;
+    assert_eq!(counted["input_tokens"], 253);
+    let tokens = post("/tokenize", serde_json::json!({"messages": messages})).await;
+    let rendered = post(
+        "/v1/chat/completions/render",
+        serde_json::json!({"messages": messages}),
+    )
+    .await;
+    assert_eq!(tokens["count"], 253);
+    assert_eq!(tokens["tokens"], rendered["token_ids"]);
+    let rendered = post("/v1/completions/render", serde_json::json!({"prompt": "abcdef"})).await;
+    assert_eq!(rendered[0]["token_ids"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn salts_and_adapters_keep_caches_apart() {
+    let fleet = fleet(EngineConfig::instant()).await;
+    let replica = &fleet.replicas[0];
+    replica.set_adapters(vec!["sql".to_owned()]);
+    let cached = async |extra: serde_json::Value| {
+        let mut body: serde_json::Value = serde_json::from_str(&chat(&"x".repeat(1000), false, 1)).unwrap();
+        for (key, value) in extra.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        let answer = Client::new()
+            .post(&url(replica, CHAT), &[], body.to_string())
+            .await
+            .unwrap();
+        answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+    };
+    for apart in [
+        serde_json::json!({}),
+        serde_json::json!({"cache_salt": "a"}),
+        serde_json::json!({"cache_salt": "b"}),
+        serde_json::json!({"model": "sql"}),
+    ] {
+        assert_eq!(cached(apart.clone()).await, 0, "{apart}");
+        assert_eq!(cached(apart.clone()).await, 240, "{apart}");
+    }
+    assert_eq!(
+        cached(serde_json::json!({"model": "another name"})).await,
+        240,
+        "a name that is no adapter shares the base model's cache"
+    );
+}
+
+#[tokio::test]
+async fn probes_of_routers_are_answered_as_vllm_answers_them() {
+    let fleet = fleet(EngineConfig::instant()).await;
+    let replica = &fleet.replicas[0];
+    for client in [Client::new(), Client::http2()] {
+        for (path, status) in [
+            ("/health", 200),
+            ("/version", 200),
+            ("/load", 200),
+            ("/v1/models", 200),
+            ("/metrics", 200),
+            ("/server_info", 404),
+            ("/get_server_info", 404),
+            ("/model_info", 404),
+            ("/get_model_info", 404),
+            ("/v1/loads?include=core,disagg,queues,memory", 404),
+            ("/loads?model=sim", 404),
+        ] {
+            assert_eq!(
+                client.get(&url(replica, path)).await.unwrap().status,
+                status,
+                "{path}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn admin_orders_slow_fail_and_restart_a_replica() {
+    let fleet = fleet(EngineConfig::instant()).await;
+    let replica = &fleet.replicas[0];
+    let client = Client::new();
+    let body = chat(&"x".repeat(1000), false, 1);
+    let post = async || client.post(&url(replica, CHAT), &[], body.clone()).await;
+    assert_eq!(post().await.unwrap().status, 200);
+    assert_eq!(
+        order(replica, serde_json::json!({"kind": "status", "status": 429})).await,
+        200
+    );
+    assert_eq!(post().await.unwrap().status, 429);
+    assert_eq!(order(replica, serde_json::json!({"kind": "reset"})).await, 200);
+    assert!(post().await.is_err());
+    assert_eq!(order(replica, serde_json::json!({"kind": "none"})).await, 200);
+    assert_eq!(
+        order(replica, serde_json::json!({"kind": "status", "on": "metrics"})).await,
+        200
+    );
+    assert_eq!(client.get(&url(replica, "/metrics")).await.unwrap().status, 503);
+    for wrong in [
+        serde_json::json!({"kind": "melt"}),
+        serde_json::json!({"kind": "slow"}),
+        serde_json::json!({"kind": "hang", "on": "tuesdays"}),
+        serde_json::json!(3),
+    ] {
+        assert_eq!(order(replica, wrong.clone()).await, 400, "{wrong}");
+    }
+    let before = state(replica).await;
+    assert_eq!(
+        (&before["cached_blocks"], &before["posts"]),
+        (&15.into(), &3.into())
+    );
+    assert_eq!(order(replica, serde_json::json!({"kind": "restart"})).await, 200);
+    let after = state(replica).await;
+    assert_eq!(
+        (&after["cached_blocks"], &after["submitted"]),
+        (&0.into(), &0.into())
+    );
+    assert_eq!(after["life"], 1);
+    assert_eq!(replica.requests().len(), 3, "orders are not recorded as requests");
+}
+
+#[tokio::test]
+async fn a_restart_by_order_cuts_streams_and_a_slow_engine_stretches_its_steps() {
+    let fleet = fleet(EngineConfig {
+        prefill_tokens_per_s: 1,
+        ..EngineConfig::default()
+    })
+    .await;
+    let replica = &fleet.replicas[0];
+    assert_eq!(
+        order(replica, serde_json::json!({"kind": "slow", "factor": 1000})).await,
+        200
+    );
+    let request = post_request(&url(replica, CHAT), &[], full(chat("hello there", true, 3))).unwrap();
+    let response = Client::new().send(request).await.unwrap();
+    let busy_us = state(replica).await["busy_us"].as_u64().unwrap();
+    assert!(busy_us > 1_000_000_000, "{busy_us}");
+    assert_eq!(order(replica, serde_json::json!({"kind": "restart"})).await, 200);
+    assert!(response.into_body().collect().await.is_err());
+    assert_eq!(replica.queue(), (0, 0));
+}

@@ -5,7 +5,13 @@ use std::fmt;
 /// Name under which an Envoy without the filter can be measured.
 pub const PLAIN_ENVOY: &str = "plain_envoy";
 /// Strategies that the demo compares; the last one is what `--keep` leaves running.
-pub const STRATEGIES: [&str; 4] = ["round_robin", "least_outstanding", "prefix_hash", "hybrid"];
+pub const STRATEGIES: [&str; 5] = [
+    "round_robin",
+    "least_outstanding",
+    "prefix_hash",
+    "cache_aware",
+    "hybrid",
+];
 
 /// Text of `--help`.
 pub const HELP: &str = "\
@@ -15,8 +21,8 @@ Usage: cargo demo [OPTIONS]
 
 Options:
   --keep             leave the last strategy running afterwards, with a request to try
-  --strategy <NAME>  only this strategy; may be repeated (round_robin, least_outstanding, prefix_hash, hybrid,
-                     or plain_envoy for an Envoy without the filter)
+  --strategy <NAME>  only this strategy; may be repeated (round_robin, least_outstanding, prefix_hash, cache_aware,
+                     hybrid, or plain_envoy for an Envoy without the filter)
   --seed <NUMBER>    other traffic of the same kind (default: 1)
   --help             print this help
 
@@ -58,8 +64,6 @@ impl Command {
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                // `cargo demo` ends in one itself, and people are used to type it.
-                "--" => {}
                 "--help" | "-h" => return Ok(Self::Help),
                 "--keep" => args.keep = true,
                 "--strategy" => {
@@ -147,7 +151,6 @@ mod tests {
             }
         );
         assert_eq!(parse("--keep --help"), Ok(Command::Help));
-        assert_eq!(parse("-- --keep"), parse("--keep"));
     }
 
     #[test]

@@ -1,26 +1,23 @@
 //! One HTTP request to a replica → its answer.
 
-use std::error::Error;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, watch};
 
+use super::admin;
+use super::reply::{Cut, Listener, ReplyBody, TokenStream};
 use super::{Fault, RequestRecord, Shared, unix_now};
 use crate::api::{self, AnswerWriter, Endpoint, GenerationRequest, Usage};
-use crate::engine::{EngineEvent, EventKind, Prompt, Refusal, RequestId};
+use crate::engine::{Prompt, Refusal};
 use crate::metrics_text::MetricsView;
 
-/// Why a connection is cut.
-type Cut = Box<dyn Error + Send + Sync>;
 type Reply = Result<Response<ReplyBody>, Cut>;
 
 /// Answers one request; an error closes the connection.
@@ -28,7 +25,9 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     let (parts, body) = request.into_parts();
     let received = Received::read(body).await?;
     let path = parts.uri.path();
-    let mut response = if parts.method == Method::GET {
+    let mut response = if path.starts_with(admin::PREFIX) {
+        admin::answer(&shared, &parts.method, path, &received.bytes)
+    } else if parts.method == Method::GET {
         get(&shared, path).await?
     } else {
         shared.lock().posts += 1;
@@ -62,7 +61,7 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
             None => match parsed {
                 None => error(StatusCode::NOT_FOUND, "NotFoundError", "no such endpoint"),
                 Some(Err(wrong)) => error(StatusCode::BAD_REQUEST, "BadRequestError", &wrong.to_string()),
-                Some(Ok(request)) => generate(&shared, request).await,
+                Some(Ok(request)) => serve(&shared, request).await,
             },
         }
     };
@@ -103,10 +102,19 @@ async fn get(shared: &Arc<Shared>, path: &str) -> Reply {
             json_reply(&json!({"server_load": state.engine.running() + state.engine.waiting()}))
         }
         "/v1/models" => {
-            let model =
-                json!({"id": shared.model, "object": "model", "created": now_s, "owned_by": "warmroute"});
-            json_reply(&json!({"object": "list", "data": [model]}))
+            let state = shared.lock();
+            let max_model_len = state.engine.model().capacity_tokens();
+            let card = |id: &str, parent: Option<&str>| {
+                json!({"id": id, "object": "model", "created": now_s, "owned_by": "vllm", "root": id,
+                    "parent": parent, "max_model_len": max_model_len, "permission": []})
+            };
+            let adapters = state.adapters.iter().map(|id| card(id, Some(&shared.model)));
+            let cards: Vec<_> = std::iter::once(card(&shared.model, None))
+                .chain(adapters)
+                .collect();
+            json_reply(&json!({"object": "list", "data": cards}))
         }
+        // `/server_info`, `/model_info`, `/v1/loads` and the like of other engines are not found, as in vLLM.
         _ => error(StatusCode::NOT_FOUND, "NotFoundError", "no such endpoint"),
     })
 }
@@ -122,7 +130,8 @@ fn metrics(shared: &Shared) -> Bytes {
             .overrides
             .kv_usage
             .unwrap_or_else(|| state.engine.kv_usage()),
-        cache_blocks: state.engine.config().cache_blocks,
+        cache_blocks: state.engine.model().cache_blocks,
+        block_tokens: state.engine.model().block_tokens,
         counters: state.engine.counters(),
         started_s: state.started_s,
         adapters: &state.adapters,
@@ -130,13 +139,36 @@ fn metrics(shared: &Shared) -> Bytes {
     Bytes::from(view.render())
 }
 
+async fn serve(shared: &Arc<Shared>, request: GenerationRequest) -> Response<ReplyBody> {
+    let bytes = match request.endpoint {
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses | Endpoint::Messages => {
+            return generate(shared, request).await;
+        }
+        Endpoint::Tokenize => {
+            let max_model_len = shared.lock().engine.model().capacity_tokens();
+            api::tokenize_body(&request.prompt, max_model_len)
+        }
+        Endpoint::CountTokens => api::count_tokens_body(&request.prompt),
+        Endpoint::RenderChat | Endpoint::RenderCompletions => {
+            api::render_body(&request, &format!("{}-{}", shared.name, shared.lock().posts))
+        }
+    };
+    whole(StatusCode::OK, "application/json", bytes)
+}
+
 async fn generate(shared: &Arc<Shared>, request: GenerationRequest) -> Response<ReplyBody> {
-    let prompt = Prompt::new(request.prompt.as_bytes());
-    let prompt_tokens = prompt.tokens();
-    let (events, listener) = {
-        let (sender, events) = mpsc::unbounded_channel();
+    let (sender, events) = mpsc::unbounded_channel();
+    let (listener, prompt_tokens, block_tokens) = {
         let mut state = shared.lock();
         let now_us = shared.now_us();
+        state.advance(now_us);
+        let block_tokens = state.engine.model().block_tokens;
+        let prompt = Prompt::from_text(
+            request.prompt.as_bytes(),
+            &salt(&request, &state.adapters),
+            block_tokens,
+        );
+        let prompt_tokens = prompt.tokens();
         let id = match state.engine.submit(now_us, prompt, request.max_tokens) {
             Ok(id) => id,
             Err(Refusal::PromptTooLong {
@@ -148,30 +180,19 @@ async fn generate(shared: &Arc<Shared>, request: GenerationRequest) -> Response<
             }
         };
         state.listeners.insert(id, sender);
-        (
-            events,
-            Listener {
-                shared: Arc::clone(shared),
-                life: state.life,
-                id,
-            },
-        )
+        // What takes no time is answered without waiting for the driver.
+        state.advance(now_us);
+        let listener = Listener::new(Arc::clone(shared), state.life, id);
+        (listener, prompt_tokens, block_tokens)
     };
     shared.wake.notify_one();
-    let id = format!("{}-{}-{}", shared.name, listener.life, listener.id.0);
-    let writer = AnswerWriter::new(&request, id, unix_now().as_secs());
-    let mut stream = TokenStream {
-        events,
-        writer,
-        usage: Usage {
-            prompt_tokens,
-            ..Usage::default()
-        },
-        max_tokens: request.max_tokens,
-        include_usage: request.include_usage,
-        ended: false,
-        _listener: listener,
+    let writer = AnswerWriter::new(&request, &listener.name(), unix_now().as_secs());
+    let usage = Usage {
+        prompt_tokens,
+        created_cache_tokens: prompt_tokens / block_tokens.max(1) * block_tokens,
+        ..Usage::default()
     };
+    let mut stream = TokenStream::new(events, writer, usage, listener);
     if request.stream {
         let mut response = Response::new(ReplyBody::Tokens(stream));
         set(
@@ -181,21 +202,21 @@ async fn generate(shared: &Arc<Shared>, request: GenerationRequest) -> Response<
         );
         return response;
     }
-    while let Some(event) = stream.events.recv().await {
-        stream.count(event);
-    }
-    if !stream.ended {
-        return error(
+    match stream.whole().await {
+        Some(answer) => whole(StatusCode::OK, "application/json", answer),
+        None => error(
             StatusCode::INTERNAL_SERVER_ERROR,
             "InternalServerError",
             "the engine restarted",
-        );
+        ),
     }
-    whole(
-        StatusCode::OK,
-        "application/json",
-        stream.writer.whole(stream.usage),
-    )
+}
+
+/// What a request's cache is kept apart by: its salt, and its adapter if it names one.
+fn salt(request: &GenerationRequest, adapters: &[String]) -> Vec<u8> {
+    let adapter = adapters.iter().find(|adapter| **adapter == request.model);
+    let adapter = adapter.map_or("", String::as_str);
+    format!("{}\0{adapter}", request.cache_salt).into_bytes()
 }
 
 /// Misbehaves as the fault says: a status to answer with, an error to cut the connection, or nothing.
@@ -251,113 +272,11 @@ impl Received {
     }
 }
 
-/// The body of an answer.
-pub(super) enum ReplyBody {
-    /// Known from the start; `None` once it was sent.
-    Whole(Option<Bytes>),
-    /// Server-sent events as the engine produces tokens.
-    Tokens(TokenStream),
-}
-
-impl Body for ReplyBody {
-    type Data = Bytes;
-    type Error = Cut;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        match self.get_mut() {
-            Self::Whole(bytes) => Poll::Ready(
-                bytes
-                    .take()
-                    .filter(|bytes| !bytes.is_empty())
-                    .map(|bytes| Ok(Frame::data(bytes))),
-            ),
-            Self::Tokens(stream) => stream.poll_frame(context),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(bytes) if bytes.as_ref().is_none_or(Bytes::is_empty))
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        match self {
-            Self::Whole(bytes) => {
-                hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
-            Self::Tokens(_) => hyper::body::SizeHint::default(),
-        }
-    }
-}
-
-/// A stream of tokens; dropping it before its end cancels the request in the engine.
-pub(super) struct TokenStream {
-    events: mpsc::UnboundedReceiver<EngineEvent>,
-    writer: AnswerWriter,
-    usage: Usage,
-    max_tokens: usize,
-    include_usage: bool,
-    ended: bool,
-    _listener: Listener,
-}
-
-impl TokenStream {
-    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        if self.ended {
-            return Poll::Ready(None);
-        }
-        let Some(event) = ready!(self.events.poll_recv(context)) else {
-            return Poll::Ready(Some(Err("the engine restarted".into())));
-        };
-        self.count(event);
-        let mut out = BytesMut::new();
-        if event.kind == EventKind::Finished {
-            if self.include_usage {
-                out.extend_from_slice(&self.writer.usage_event(self.usage));
-            }
-            out.extend_from_slice(&self.writer.done_event());
-        } else {
-            let tokens = self.usage.completion_tokens;
-            out.extend_from_slice(&self.writer.token_event(tokens == 1, tokens == self.max_tokens));
-        }
-        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
-    }
-
-    fn count(&mut self, event: EngineEvent) {
-        match event.kind {
-            EventKind::Prefilled { cached_tokens } => {
-                self.usage.cached_tokens = cached_tokens;
-                self.usage.completion_tokens = 1;
-            }
-            EventKind::Token => self.usage.completion_tokens += 1,
-            EventKind::Finished => self.ended = true,
-        }
-    }
-}
-
-/// Ties a request in the engine to whoever waits for it.
-struct Listener {
-    shared: Arc<Shared>,
-    life: u64,
-    id: RequestId,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.shared
-            .lock()
-            .cancel(self.shared.now_us(), self.life, self.id);
-        self.shared.wake.notify_one();
-    }
-}
-
-fn json_reply(value: &serde_json::Value) -> Response<ReplyBody> {
+pub(super) fn json_reply(value: &serde_json::Value) -> Response<ReplyBody> {
     whole(StatusCode::OK, "application/json", Bytes::from(value.to_string()))
 }
 
-fn error(status: StatusCode, kind: &str, message: &str) -> Response<ReplyBody> {
+pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<ReplyBody> {
     whole(
         status,
         "application/json",

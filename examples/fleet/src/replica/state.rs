@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tokio::sync::mpsc;
 
 use super::{MetricOverrides, RequestRecord, VecDeque, unix_now};
-use crate::engine::{Engine, EngineConfig, EngineEvent, EventKind, RequestId};
+use crate::engine::{Engine, EngineEvent, EngineModel, EventKind, RequestId};
 
 /// The state behind a replica's lock.
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(config: EngineConfig) -> Self {
+    pub(super) fn new(model: EngineModel) -> Self {
         Self {
-            engine: Engine::new(config),
+            engine: Engine::new(model),
             life: 0,
             listeners: HashMap::new(),
             started_s: unix_now().as_secs_f64(),
@@ -39,7 +39,7 @@ impl State {
 
     /// Loses cache, queue and counters, as a new process would.
     pub(super) fn restart(&mut self) {
-        self.engine = Engine::new(self.engine.config().clone());
+        self.engine.restart();
         self.listeners.clear();
         self.life += 1;
         self.started_s = unix_now().as_secs_f64();
@@ -62,7 +62,7 @@ impl State {
     pub(super) fn cancel(&mut self, now_us: u64, life: u64, id: RequestId) {
         self.advance(now_us);
         if life == self.life && self.listeners.remove(&id).is_some() {
-            self.engine.cancel(now_us, id);
+            self.engine.cancel(id);
         }
     }
 }
