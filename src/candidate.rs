@@ -31,6 +31,8 @@ pub struct Fleet {
     members: Vec<Member>,
     /// The eligible members, dense for the pass of a decision.
     lanes: Vec<Lane>,
+    /// All lanes have the same weight, so that ranking them needs no logarithm.
+    weights_are_equal: bool,
     published_ms: Option<u64>,
     newest_sample_ms: u64,
     next_sequence: u32,
@@ -89,6 +91,7 @@ impl Fleet {
             settings,
             members: Vec::new(),
             lanes: Vec::new(),
+            weights_are_equal: true,
             published_ms: None,
             newest_sample_ms: 0,
             next_sequence: 0,

@@ -35,6 +35,11 @@ pub(crate) const fn score(key: u64, address_hash: u64, weight: u32) -> u64 {
     }
 }
 
+/// Orders hosts of one weight as [`score`] does, without its logarithm.
+pub(crate) const fn unweighted_score(key: u64, address_hash: u64) -> u64 {
+    !mix64(key ^ address_hash)
+}
+
 /// −log2((x + 1) / 2⁶⁴) in units of 2⁻⁵⁷, by a quadratic between powers of two.
 ///
 /// The approximation is monotone, and a constant factor (10 % at most) off where x is large, which is where winners
@@ -83,9 +88,19 @@ impl<const N: usize> Lowest<N> {
     /// Keeps `entry` if it is among the lowest so far.
     #[inline]
     pub(crate) fn offer(&mut self, entry: Entry) {
+        self.offer_with(entry.score, entry.host, || entry.tie);
+    }
+
+    /// The same, with a tie that is computed only where the score leaves it open.
+    #[inline]
+    pub(crate) fn offer_with(&mut self, score: u64, host: u16, tie: impl FnOnce() -> u32) {
         // Most hosts of a large fleet end here.
-        if (entry.score, entry.tie) <= self.limit {
-            self.insert(entry);
+        if score > self.limit.0 {
+            return;
+        }
+        let tie = tie();
+        if (score, tie) <= self.limit {
+            self.insert(Entry { score, tie, host });
         }
     }
 
@@ -131,6 +146,20 @@ mod tests {
         assert!(neg_log2_q57(u64::MAX - (1 << 40)) > 0);
         assert_eq!(neg_log2_q57(0), u64::MAX);
         assert_eq!(neg_log2_q57(1), (63 << 57) + neg_log2_q57(1 << 63));
+    }
+
+    #[test]
+    fn without_weights_the_order_is_the_same() {
+        let hosts: Vec<u64> = (0..64).map(|i| address_hash(&format!("10.0.0.{i}:80"))).collect();
+        for key in 0..500u64 {
+            for weight in [1, 7] {
+                let mut weighted = hosts.clone();
+                weighted.sort_by_key(|host| (score(mix64(key + 1), *host, weight), *host));
+                let mut unweighted = hosts.clone();
+                unweighted.sort_by_key(|host| (unweighted_score(mix64(key + 1), *host), *host));
+                assert_eq!(weighted, unweighted);
+            }
+        }
     }
 
     #[test]

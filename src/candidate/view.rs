@@ -77,21 +77,20 @@ impl Fleet {
         let adapter = adapter.filter(|a| self.lanes.iter().any(|lane| self.has_adapter(lane.host, *a)));
         for lane in &self.lanes {
             list.pending_hosts += u32::from(lane.pending);
-            let tie = tie(lane.address_hash, salt);
             // Hosts that have the adapter come first, in rendezvous order among themselves.
             let missing = adapter.is_some_and(|a| !self.has_adapter(lane.host, a));
-            list.idle.offer(Entry {
-                score: behind(lane.load_tokens, missing),
-                tie,
-                host: lane.host,
-            });
-            if let Some(key) = key {
-                let score = behind(rendezvous::score(key, lane.address_hash, lane.weight), missing);
-                list.ranked.offer(Entry {
-                    score,
-                    tie: high_u32(lane.address_hash),
-                    host: lane.host,
+            list.idle
+                .offer_with(behind(lane.load_tokens, missing), lane.host, || {
+                    tie(lane.address_hash, salt)
                 });
+            if let Some(key) = key {
+                let score = if self.weights_are_equal {
+                    rendezvous::unweighted_score(key, lane.address_hash)
+                } else {
+                    rendezvous::score(key, lane.address_hash, lane.weight)
+                };
+                list.ranked
+                    .offer_with(behind(score, missing), lane.host, || high_u32(lane.address_hash));
             }
         }
         list
@@ -189,6 +188,8 @@ impl Fleet {
                 });
             }
         }
+        let first_weight = self.lanes.first().map(|lane| lane.weight);
+        self.weights_are_equal = self.lanes.iter().all(|lane| Some(lane.weight) == first_weight);
         self.next_due_ms = u64::MAX;
         for at in 0..self.members.len() {
             self.refresh_lane(at, now_ms);
