@@ -9,6 +9,7 @@
 //! | [`fleet`] | several replicas in one process |
 //! | [`client`] | a small HTTP client |
 //! | [`process`] | helper programs that an interrupt ends |
+//! | [`toolchain`] | finds Rust's programs, adds missing targets |
 //! | [`wasm`] | builds the filter's `.wasm` |
 //! | [`envoy`] | finds or fetches Envoy and runs it |
 //! | [`envoy_config`] | what an Envoy should do, as its config |
@@ -31,5 +32,6 @@ pub mod metrics_text;
 pub mod process;
 pub mod replica;
 pub mod report;
+pub mod toolchain;
 pub mod wasm;
 pub mod workload;

@@ -1,6 +1,5 @@
 //! The filter's `.wasm`: built from the workspace on demand, so that a stale one can never be measured.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +7,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::process::{RunError, on_path, run, workspace_root};
+use crate::process::{RunError, run, workspace_root};
+use crate::toolchain::{TargetError, add_target, tool};
 
 /// Target triple that Envoy's V8 runs.
 pub const WASM_TARGET: &str = "wasm32-wasip1";
@@ -16,12 +16,8 @@ pub const WASM_TARGET: &str = "wasm32-wasip1";
 /// Why there is no `.wasm`.
 #[derive(Debug)]
 pub enum BuildError {
-    /// The standard library for [`WASM_TARGET`] is missing and there is no `rustup` to add it.
-    NoRustup,
-    /// `rustup target add` failed.
-    TargetNotAdded(RunError),
-    /// `rustc` did not say where its libraries are.
-    NoRustc(RunError),
+    /// There is no standard library for [`WASM_TARGET`].
+    NoTarget(TargetError),
     /// The build failed; the compiler has said why.
     BuildFailed(RunError),
     /// The build succeeded without naming a `.wasm`.
@@ -31,15 +27,7 @@ pub enum BuildError {
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRustup => write!(
-                f,
-                "the Rust target {WASM_TARGET} is missing and rustup was not found: install rustup, or add the \
-                 target's standard library to your toolchain"
-            ),
-            Self::TargetNotAdded(cause) => {
-                write!(f, "the Rust target {WASM_TARGET} could not be added: {cause}")
-            }
-            Self::NoRustc(cause) => write!(f, "rustc does not answer: {cause}"),
+            Self::NoTarget(cause) => cause.fmt(f),
             Self::BuildFailed(cause) => write!(f, "the filter could not be built: {cause}"),
             Self::NoArtifact => f.write_str("the build named no .wasm file"),
         }
@@ -63,7 +51,7 @@ pub fn build_wasm() -> Result<PathBuf, &'static BuildError> {
 }
 
 fn build(root: &Path) -> Result<PathBuf, BuildError> {
-    add_target(root)?;
+    add_target(root, WASM_TARGET).map_err(BuildError::NoTarget)?;
     eprintln!("building the filter for {WASM_TARGET} …");
     let output = run(Command::new(tool("CARGO", "cargo")).current_dir(root).args([
         "rustc",
@@ -80,31 +68,6 @@ fn build(root: &Path) -> Result<PathBuf, BuildError> {
     ]))
     .map_err(BuildError::BuildFailed)?;
     artifact(&String::from_utf8_lossy(&output)).ok_or(BuildError::NoArtifact)
-}
-
-/// Adds the target's standard library when the toolchain of the workspace lacks it.
-fn add_target(root: &Path) -> Result<(), BuildError> {
-    let libraries = run(Command::new(tool("RUSTC", "rustc")).current_dir(root).args([
-        "--print",
-        "target-libdir",
-        "--target",
-        WASM_TARGET,
-    ]))
-    .map_err(BuildError::NoRustc)?;
-    if Path::new(String::from_utf8_lossy(&libraries).trim()).is_dir() {
-        return Ok(());
-    }
-    let rustup = on_path("rustup").ok_or(BuildError::NoRustup)?;
-    eprintln!("adding the Rust target {WASM_TARGET} …");
-    run(Command::new(rustup)
-        .current_dir(root)
-        .args(["target", "add", WASM_TARGET]))
-    .map(|_| ())
-    .map_err(BuildError::TargetNotAdded)
-}
-
-fn tool(variable: &str, default: &str) -> OsString {
-    std::env::var_os(variable).unwrap_or_else(|| default.into())
 }
 
 /// The `.wasm` that cargo's JSON messages name last: dependencies come first.

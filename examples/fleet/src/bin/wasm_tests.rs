@@ -3,13 +3,13 @@
 //! Everything that is missing but node is added: the Rust target, and the test runner of exactly the `wasm-bindgen` that
 //! `Cargo.lock` names (runner and library refuse each other otherwise). No test run at all is a failure.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use warmroute_fleet::process::{RunError, on_path, run, workspace_root};
+use warmroute_fleet::toolchain::{TargetError, add_target, tool};
 
 fn main() -> ExitCode {
     match run_vectors(&workspace_root()) {
@@ -28,9 +28,7 @@ fn main() -> ExitCode {
 #[derive(Debug)]
 enum Failure {
     NoNode,
-    NoRustup,
-    TargetNotAdded(RunError),
-    NoRustc(RunError),
+    NoTarget(TargetError),
     LockUnreadable(io::Error),
     NotInLock,
     RunnerNotInstalled { version: String, cause: RunError },
@@ -46,13 +44,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoNode => f.write_str("node is not on PATH: install Node.js 18 or newer"),
-            Self::NoRustup => write!(
-                f,
-                "the Rust target {TARGET} is missing and rustup was not found: install rustup, or add the target's \
-                 standard library to your toolchain"
-            ),
-            Self::TargetNotAdded(cause) => write!(f, "the Rust target {TARGET} could not be added: {cause}"),
-            Self::NoRustc(cause) => write!(f, "rustc does not answer: {cause}"),
+            Self::NoTarget(cause) => cause.fmt(f),
             Self::LockUnreadable(cause) => write!(f, "Cargo.lock cannot be read: {cause}"),
             Self::NotInLock => f.write_str("Cargo.lock names no wasm-bindgen"),
             Self::RunnerNotInstalled { version, cause } => {
@@ -75,7 +67,7 @@ fn run_vectors(root: &Path) -> Result<u64, Failure> {
     if on_path("node").is_none() {
         return Err(Failure::NoNode);
     }
-    add_target(root)?;
+    add_target(root, TARGET).map_err(Failure::NoTarget)?;
     let lock = std::fs::read_to_string(root.join("Cargo.lock")).map_err(Failure::LockUnreadable)?;
     let version = locked_version(&lock, "wasm-bindgen").ok_or(Failure::NotInLock)?;
     let runner = runner(root, version)?;
@@ -86,23 +78,6 @@ fn run_vectors(root: &Path) -> Result<u64, Failure> {
         Summary { failed: 0, passed } => Ok(passed),
         Summary { failed, .. } => Err(Failure::SomeFailed(failed)),
     }
-}
-
-/// Adds the target's standard library when the toolchain of the workspace lacks it.
-fn add_target(root: &Path) -> Result<(), Failure> {
-    let print = ["--print", "target-libdir", "--target", TARGET];
-    let libraries =
-        run(Command::new(tool("RUSTC", "rustc")).current_dir(root).args(print)).map_err(Failure::NoRustc)?;
-    if Path::new(String::from_utf8_lossy(&libraries).trim()).is_dir() {
-        return Ok(());
-    }
-    let rustup = on_path("rustup").ok_or(Failure::NoRustup)?;
-    eprintln!("adding the Rust target {TARGET} …");
-    run(Command::new(rustup)
-        .current_dir(root)
-        .args(["target", "add", TARGET]))
-    .map(|_| ())
-    .map_err(Failure::TargetNotAdded)
 }
 
 /// The test runner of that version, installed under `target/tools` unless it is there.
@@ -167,10 +142,6 @@ fn test_output(root: &Path, runner: &Path) -> Result<String, Failure> {
     } else {
         Err(Failure::TestsFailed(status))
     }
-}
-
-fn tool(variable: &str, default: &str) -> OsString {
-    std::env::var_os(variable).unwrap_or_else(|| default.into())
 }
 
 /// The version of a package in the text of a `Cargo.lock`.
