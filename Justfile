@@ -38,6 +38,14 @@ bench-filter *ARGS:
 calibrate *ARGS:
     cargo run --release --package warmroute-fleet --bin calibrate -- {{ARGS}}
 
+# Strategies on simulated engines in virtual time; `--help` lists traces, fleets, events and policies
+simulate *ARGS:
+    cargo run --release --package warmroute-fleet --bin simulate -- {{ARGS}}
+
+# The default strategies against their bars, on simulated engines; needs the published traces (`--traces DIR`)
+bars *ARGS:
+    cargo run --release --package warmroute-fleet --bin bars -- {{ARGS}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

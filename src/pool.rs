@@ -126,7 +126,6 @@ impl Unkeyed {
 struct Keyed {
     keys: PrefixKeys,
     adapter: Option<u64>,
-    prompt_bytes: u32,
     unkeyed: Option<Unkeyed>,
     is_streaming: bool,
 }
@@ -261,15 +260,24 @@ impl Pool {
     /// Chooses hosts for one request. It always returns; a decision may name no host, and Envoy's fallback then chooses.
     pub fn decide(&mut self, input: &DecisionInput<'_>, now_ms: u64) -> Outcome {
         let keyed = self.keys_of(input);
-        let homes = self.recent.observe(&keyed.keys, self.fleet.traffic(), now_ms);
+        Outcome {
+            unkeyed: keyed.unkeyed,
+            is_streaming: keyed.is_streaming,
+            ..self.decide_keyed(&keyed.keys, keyed.adapter, now_ms)
+        }
+    }
+
+    /// Chooses hosts for a streamed request whose keys are known already; without keys, `prompt_bytes` is what it costs.
+    pub fn decide_keyed(&mut self, keys: &PrefixKeys, adapter: Option<u64>, now_ms: u64) -> Outcome {
+        let homes = self.recent.observe(keys, self.fleet.traffic(), now_ms);
         let query = Query {
             millibytes_per_token: self.config.bytes_per_token.saturating_mul(1000),
-            adapter: keyed.adapter,
-            matches: self.index.lookup(&keyed.keys, now_ms),
-            ..Query::new(homes, keyed.prompt_bytes, now_ms)
+            adapter,
+            matches: self.index.lookup(keys, now_ms),
+            ..Query::new(homes, keys.prompt_bytes, now_ms)
         };
         let mut decision = strategy::decide(&self.strategy, &mut self.fleet, &query, &mut self.rng);
-        decision.key = keyed.keys.deepest().map(|key| key.hash.0);
+        decision.key = keys.deepest().map(|key| key.hash.0);
         let placement = match decision.hosts.first() {
             Some(slot) if !self.config.dry_run => {
                 let placed = NewPlacement {
@@ -277,7 +285,7 @@ impl Pool {
                     uncached_tokens: decision.uncached_tokens,
                     prompt_tokens: query.prompt_tokens(),
                 };
-                self.index.place(&keyed.keys, placed, now_ms)
+                self.index.place(keys, placed, now_ms)
             }
             Some(_) | None => None,
         };
@@ -286,8 +294,8 @@ impl Pool {
         }
         Outcome {
             decision,
-            unkeyed: keyed.unkeyed,
-            is_streaming: keyed.is_streaming,
+            unkeyed: None,
+            is_streaming: true,
             placement: placement.map(Box::new),
         }
     }
@@ -441,12 +449,13 @@ impl Pool {
             // A guess at the request's cost, no larger than that of a body which was read and had no prompt.
             let length_bytes = u32::try_from(input.content_length.unwrap_or(0)).unwrap_or(u32::MAX);
             let prompt_bytes = length_bytes.min(self.config.max_buffer_bytes);
-            return Keyed {
-                keys: session
-                    .map(|key| PrefixKeys::of_session(key, prompt_bytes))
-                    .unwrap_or_default(),
-                adapter: None,
+            let unkeyed_prompt = PrefixKeys {
                 prompt_bytes,
+                ..PrefixKeys::default()
+            };
+            return Keyed {
+                keys: session.map_or(unkeyed_prompt, |key| PrefixKeys::of_session(key, prompt_bytes)),
+                adapter: None,
                 unkeyed: session.is_none().then_some(Unkeyed::Unreadable),
                 is_streaming: true,
             };
@@ -488,7 +497,6 @@ impl Pool {
             unkeyed = None;
         }
         Keyed {
-            prompt_bytes: keys.prompt_bytes,
             keys,
             // vLLM serves an adapter as a model of its own.
             adapter: extraction.adapter.or(extraction.model_hash),

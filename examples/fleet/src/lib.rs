@@ -18,6 +18,7 @@
 //! | [`load`] | sends them and notes what happened |
 //! | [`report`] | sums that up: rows, table, JSON |
 //! | [`demo`] | all of it in turn, for each strategy |
+//! | [`simulator`] | the core's strategies on many such engines in virtual time |
 
 pub mod api;
 pub mod calibrate;
@@ -33,5 +34,6 @@ pub mod process;
 pub mod replica;
 pub mod report;
 pub mod toolchain;
+pub mod simulator;
 pub mod wasm;
 pub mod workload;

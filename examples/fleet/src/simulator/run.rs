@@ -1,0 +1,548 @@
+//! The event loop: arrivals, steps of engines, polls, journals and what happens to hosts, in virtual time.
+//!
+//! In: a workload, arrival times, a setup. Out: what became of each request. At one microsecond the engines come first,
+//! then what happens to hosts, tables, journals and arrivals.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use warmroute::host_table::{Host, HostTable, Load, Slot};
+use warmroute::strategy::Rng;
+
+use super::gateway::{Gateway, Held, News};
+use super::outcome::{MachineOutcome, Outcome, Record};
+use super::setup::{Happening, MAX_GATEWAYS, MAX_HOSTS, Policy, Setup, SetupError, Sharing};
+use super::workload::Workload;
+use crate::engine::{Engine, EngineEvent, EngineModel, EventKind, Prompt};
+
+/// Runs a workload whose requests arrive at these times; `progress` is called now and then with the requests so far.
+///
+/// # Errors
+/// When the setup cannot be run.
+pub fn run(
+    workload: &Workload,
+    arrivals_us: &[u64],
+    setup: &Setup,
+    progress: impl FnMut(usize),
+) -> Result<Outcome, SetupError> {
+    if !(1..=MAX_HOSTS).contains(&setup.hosts) || !(1..=MAX_GATEWAYS).contains(&setup.gateways) {
+        return Err(SetupError::Fleet);
+    }
+    let config = setup.pool_config()?;
+    let gateways = (0..setup.gateways).map(|number| Gateway::new(setup, config.clone(), number));
+    let mut simulation = Simulation {
+        setup,
+        workload,
+        arrivals_us,
+        machines: Vec::new(),
+        gateways: gateways.collect(),
+        queue: BinaryHeap::new(),
+        number: 0,
+        flights: Vec::new(),
+        open: 0,
+        records: vec![Record::default(); arrivals_us.len()],
+        next_arrival: 0,
+        rng: Rng::new(setup.seed ^ 0x6a7e),
+        engine_events: Vec::new(),
+    };
+    simulation.run(progress);
+    Ok(simulation.finish())
+}
+
+/// One host of the fleet with its engine.
+#[derive(Debug)]
+pub struct Machine {
+    engine: Engine,
+    speed: f64,
+    slow_permille: u64,
+    mean_speed: f64,
+    is_listed: bool,
+    is_failing: bool,
+    epoch: u32,
+    started_ms: u64,
+    scheduled_us: Option<u64>,
+    /// Flight of each request of the engine, by its number.
+    flights: Vec<u32>,
+    /// Requests without a first token, counted for the oracle: tokens to compute, the same with attention, and blocks.
+    queued_tokens: u64,
+    queued_work: f64,
+    queued_blocks: HashMap<u64, u32>,
+}
+
+/// A request on its way.
+#[derive(Debug)]
+struct Flight {
+    request: u32,
+    gateway: u16,
+    held: Held,
+    queued_tokens: u32,
+    queued_work: f32,
+    is_queued: bool,
+    is_open: bool,
+}
+
+struct Simulation<'a> {
+    setup: &'a Setup,
+    workload: &'a Workload,
+    arrivals_us: &'a [u64],
+    machines: Vec<Machine>,
+    gateways: Vec<Gateway>,
+    queue: BinaryHeap<Reverse<Entry>>,
+    number: u64,
+    flights: Vec<Flight>,
+    open: usize,
+    records: Vec<Record>,
+    next_arrival: usize,
+    rng: Rng,
+    engine_events: Vec<EngineEvent>,
+}
+
+/// Something that is due; what is due at one time comes in the order of the classes, then of the numbers.
+struct Entry {
+    at_us: u64,
+    class: u8,
+    number: u64,
+    event: Event,
+}
+
+enum Event {
+    Step(usize),
+    Happens(Happening),
+    Table(usize, Box<(HostTable, Vec<u8>)>),
+    News { to: usize, from: usize, news: News },
+    Poll(usize),
+    Share(usize),
+}
+
+impl Machine {
+    /// Prompt tokens that it holds, or will when it comes to a request that arrives now.
+    pub fn cached_tokens(&self, prompt: &Prompt) -> usize {
+        let now = self.engine.cached_tokens_of(prompt);
+        let block_tokens = self.engine.model().block_tokens;
+        let usable = (prompt.tokens() - 1) / block_tokens;
+        let blocks = prompt.blocks().iter().take(usable).skip(now / block_tokens);
+        let soon = blocks
+            .take_while(|block| self.queued_blocks.contains_key(block))
+            .count();
+        now + soon * block_tokens
+    }
+
+    /// Whether some request has no first token yet.
+    pub fn has_pending(&self) -> bool {
+        self.queued_tokens > 0
+    }
+
+    /// Prefill work ahead of a request that arrives now, tokens, attention counted.
+    pub fn backlog(&self) -> f64 {
+        if self.queued_tokens == 0 {
+            return 0.0;
+        }
+        let left = self.engine.prefill_backlog_tokens() as f64 / self.queued_tokens as f64;
+        self.queued_work * left.min(1.0)
+    }
+
+    /// Requests that it has.
+    pub fn requests(&self) -> usize {
+        self.engine.waiting() + self.engine.running()
+    }
+
+    /// Time of a token against the fleet's mean.
+    pub fn slowness(&self) -> f64 {
+        self.mean_speed / self.speed * self.slow_permille as f64 / 1000.0
+    }
+
+    /// Size of its KV cache.
+    pub fn kv_tokens(&self) -> f64 {
+        self.engine.model().capacity_tokens() as f64
+    }
+
+    /// The part that requests hold.
+    pub fn kv_tokens_in_use(&self) -> f64 {
+        self.engine.kv_usage() * self.kv_tokens()
+    }
+}
+
+impl Simulation<'_> {
+    fn run(&mut self, mut progress: impl FnMut(usize)) {
+        for _ in 0..self.setup.hosts {
+            self.add_machine(0);
+        }
+        let poll_us = self.setup.poll_ms.max(1) * 1000;
+        for gateway in 0..self.gateways.len() {
+            self.poll(gateway, 0, 0);
+            let phase_us = self.rng.below(poll_us as usize) as u64;
+            self.push(phase_us.max(1), 4, Event::Poll(gateway));
+            if self.setup.sharing != Sharing::Nothing {
+                self.push(SHARE_US, 5, Event::Share(gateway));
+            }
+        }
+        for (at_us, happening) in &self.setup.happenings {
+            self.push(*at_us, 1, Event::Happens(*happening));
+        }
+        while self.next_arrival < self.arrivals_us.len() || self.open > 0 {
+            let arrival_us = self.arrivals_us.get(self.next_arrival).copied();
+            let due_us = self.queue.peek().map(|entry| entry.0.at_us);
+            match (arrival_us, due_us) {
+                (Some(arrival_us), Some(due_us)) if due_us <= arrival_us => self.next_event(),
+                (Some(arrival_us), _) => {
+                    self.arrive(arrival_us);
+                    if self.next_arrival.is_multiple_of(1024) {
+                        progress(self.next_arrival);
+                    }
+                }
+                (None, Some(_)) => self.next_event(),
+                (None, None) => return,
+            }
+        }
+    }
+
+    fn next_event(&mut self) {
+        let Some(Reverse(entry)) = self.queue.pop() else {
+            return;
+        };
+        let now_us = entry.at_us;
+        match entry.event {
+            Event::Step(host) => self.step(host, now_us),
+            Event::Happens(happening) => self.happen(happening, now_us),
+            Event::Table(gateway, table) => {
+                self.gateways[gateway].apply_table(&table.0, &table.1, ms(now_us));
+            }
+            Event::News { to, from, news } => self.gateways[to].hear(from, &news, ms(now_us)),
+            Event::Poll(gateway) => {
+                self.poll(gateway, now_us, self.setup.poll_delay_ms * 1000);
+                self.push(now_us + self.setup.poll_ms.max(1) * 1000, 4, Event::Poll(gateway));
+            }
+            Event::Share(gateway) => self.share(gateway, now_us),
+        }
+    }
+
+    fn arrive(&mut self, now_us: u64) {
+        let number = self.next_arrival;
+        self.next_arrival += 1;
+        let request = &self.workload.requests[number];
+        // Which gateway gets a request is the same for every policy.
+        let spread = Rng::new(self.setup.seed << 32 ^ number as u64).below(self.gateways.len());
+        let placed = self.gateways[spread].place(request, &self.machines, ms(now_us));
+        let host = placed.host.unwrap_or_else(|| self.any_listed());
+        let mut held = placed.held;
+        let record = &mut self.records[number];
+        record.arrived_us = now_us;
+        record.host = host as u16;
+        record.predicted_tokens = placed.predicted_tokens as u32;
+        record.is_overflow = placed.is_overflow;
+        let machine = &mut self.machines[host];
+        if machine.is_failing || !machine.is_listed {
+            record.has_failed = true;
+            self.gateways[spread].failed(&mut held, ms(now_us));
+            return;
+        }
+        let mut flight = Flight {
+            request: number as u32,
+            gateway: spread as u16,
+            held,
+            queued_tokens: 0,
+            queued_work: 0.0,
+            is_queued: false,
+            is_open: true,
+        };
+        if matches!(self.setup.policy, Policy::Oracle(_)) {
+            machine.queue(&mut flight, &request.prompt);
+        }
+        let taken = machine
+            .engine
+            .submit(now_us, request.prompt.clone(), request.output_tokens);
+        match taken {
+            Ok(id) => {
+                debug_assert_eq!(id.0 as usize, machine.flights.len());
+                machine.flights.push(self.flights.len() as u32);
+                self.flights.push(flight);
+                self.open += 1;
+                self.schedule(host);
+            }
+            Err(_) => {
+                record.has_failed = true;
+                machine.unqueue(&mut flight, &request.prompt);
+                self.gateways[spread].failed(&mut flight.held, ms(now_us));
+            }
+        }
+    }
+
+    fn step(&mut self, host: usize, now_us: u64) {
+        let machine = &mut self.machines[host];
+        if machine.scheduled_us != Some(now_us) {
+            return;
+        }
+        machine.scheduled_us = None;
+        let mut events = std::mem::take(&mut self.engine_events);
+        machine.engine.advance_into(now_us, &mut events);
+        for event in events.drain(..) {
+            let at = self.machines[host].flights[event.id.0 as usize] as usize;
+            let flight = &mut self.flights[at];
+            let gateway = &mut self.gateways[usize::from(flight.gateway)];
+            let record = &mut self.records[flight.request as usize];
+            match event.kind {
+                EventKind::Prefilled { cached_tokens } => {
+                    record.ttft_us = Some(event.at_us - record.arrived_us);
+                    record.cached_tokens = cached_tokens as u32;
+                    gateway.first_token(&mut flight.held, ms(event.at_us));
+                    let prompt = &self.workload.requests[flight.request as usize].prompt;
+                    self.machines[host].unqueue(flight, prompt);
+                }
+                EventKind::Finished => {
+                    flight.is_open = false;
+                    self.open -= 1;
+                    record.latency_us = Some(event.at_us - record.arrived_us);
+                    gateway.finish(&mut flight.held, ms(event.at_us));
+                    flight.held = Held::Core(None);
+                }
+                EventKind::Token | EventKind::Preempted => {}
+            }
+        }
+        self.engine_events = events;
+        self.schedule(host);
+    }
+
+    fn happen(&mut self, happening: Happening, now_us: u64) {
+        match happening {
+            Happening::Add => self.add_machine(now_us),
+            Happening::Restart(host) => self.restart(host, now_us),
+            Happening::Remove(host) => self.machines[host].is_listed = false,
+            Happening::Fail(host) => self.machines[host].is_failing = true,
+            Happening::Recover(host) => self.machines[host].is_failing = false,
+            Happening::Slow(host, permille) => {
+                let machine = &mut self.machines[host];
+                machine.slow_permille = permille;
+                machine.engine.set_slow_permille(permille);
+            }
+        }
+    }
+
+    fn restart(&mut self, host: usize, now_us: u64) {
+        let machine = &mut self.machines[host];
+        let lost = machine.engine.restart();
+        machine.scheduled_us = None;
+        machine.epoch += 1;
+        machine.started_ms = ms(now_us);
+        for id in lost {
+            let at = self.machines[host].flights[id.0 as usize] as usize;
+            let flight = &mut self.flights[at];
+            if std::mem::take(&mut flight.is_open) {
+                self.open -= 1;
+                self.records[flight.request as usize].has_failed = true;
+                self.gateways[usize::from(flight.gateway)].failed(&mut flight.held, ms(now_us));
+                let prompt = &self.workload.requests[flight.request as usize].prompt;
+                self.machines[host].unqueue(flight, prompt);
+            }
+        }
+    }
+
+    fn add_machine(&mut self, now_us: u64) {
+        if self.machines.len() >= MAX_HOSTS {
+            return;
+        }
+        let speed = self.setup.speeds.get(self.machines.len()).copied().unwrap_or(1.0);
+        let model = EngineModel {
+            block_tokens: self.workload.block_tokens,
+            cache_blocks: self.setup.kv_tokens / self.workload.block_tokens,
+            speed: self.setup.engine.speed * speed,
+            ..self.setup.engine.clone()
+        };
+        let mut engine = Engine::new(model);
+        engine.set_token_events(false);
+        self.machines.push(Machine {
+            engine,
+            speed,
+            slow_permille: 1000,
+            mean_speed: self.setup.mean_speed(),
+            is_listed: true,
+            is_failing: false,
+            epoch: 1,
+            started_ms: ms(now_us),
+            scheduled_us: None,
+            flights: Vec::new(),
+            queued_tokens: 0,
+            queued_work: 0.0,
+            queued_blocks: HashMap::new(),
+        });
+    }
+
+    /// Samples every host for one gateway, which learns of it `delay_us` later.
+    fn poll(&mut self, gateway: usize, now_us: u64, delay_us: u64) {
+        let now_ms = ms(now_us);
+        let host = |(at, machine): (usize, &Machine)| {
+            let snapshot = machine.engine.counters();
+            let capacity = machine.kv_tokens() * self.setup.kv_assumed_factor;
+            Host {
+                slot: Slot(at as u16),
+                epoch: machine.epoch,
+                address: format!("10.{}.{}.{}:8000", self.setup.seed % 250, at / 250, at % 250),
+                weight: 1,
+                sampled_ms: now_ms,
+                load: Load {
+                    waiting: Some(machine.engine.waiting() as u32),
+                    running: Some(machine.engine.running() as u32),
+                    kv_usage_permille: Some((machine.engine.kv_usage() * 1000.0) as u16),
+                    kv_capacity_tokens: Some(capacity as u64),
+                    prefix_queries: Some(snapshot.prefix_query_tokens),
+                    prefix_hits: Some(snapshot.prefix_hit_tokens),
+                    started_ms: Some(machine.started_ms),
+                    ..Load::default()
+                },
+                ..Host::default()
+            }
+        };
+        let listed = self
+            .machines
+            .iter()
+            .enumerate()
+            .filter(|(_, machine)| machine.is_listed);
+        let table = HostTable {
+            published_ms: now_ms,
+            hosts: listed.map(host).collect(),
+        };
+        let blob = table.encode();
+        if delay_us == 0 {
+            self.gateways[gateway].apply_table(&table, &blob, now_ms);
+        } else {
+            self.push(
+                now_us + delay_us,
+                2,
+                Event::Table(gateway, Box::new((table, blob))),
+            );
+        }
+    }
+
+    fn share(&mut self, from: usize, now_us: u64) {
+        let delay_us = match self.setup.sharing {
+            Sharing::Nothing => return,
+            Sharing::Placements { delay_ms } | Sharing::All { delay_ms } => delay_ms * 1000,
+        };
+        // An idle gateway beats once a second.
+        let beats = (now_us / SHARE_US).is_multiple_of(1_000_000 / SHARE_US);
+        if (self.gateways[from].has_news || beats)
+            && let Some(news) = self.gateways[from].news(self.setup.sharing, ms(now_us))
+        {
+            for to in (0..self.gateways.len()).filter(|to| *to != from) {
+                let news = news.clone();
+                self.push(
+                    now_us + delay_us.saturating_sub(SHARE_US),
+                    3,
+                    Event::News { to, from, news },
+                );
+            }
+        }
+        self.push(now_us + SHARE_US, 5, Event::Share(from));
+    }
+
+    fn schedule(&mut self, host: usize) {
+        let machine = &mut self.machines[host];
+        let next_us = machine.engine.next_event_us();
+        if machine.scheduled_us != next_us {
+            machine.scheduled_us = next_us;
+            if let Some(next_us) = next_us {
+                self.push(next_us, 0, Event::Step(host));
+            }
+        }
+    }
+
+    fn any_listed(&mut self) -> usize {
+        let listed: Vec<usize> = (0..self.machines.len())
+            .filter(|at| self.machines[*at].is_listed)
+            .collect();
+        listed.get(self.rng.below(listed.len())).copied().unwrap_or(0)
+    }
+
+    fn push(&mut self, at_us: u64, class: u8, event: Event) {
+        self.number += 1;
+        self.queue.push(Reverse(Entry {
+            at_us,
+            class,
+            number: self.number,
+            event,
+        }));
+    }
+
+    fn finish(self) -> Outcome {
+        let machine = |machine: &Machine| {
+            let counters = machine.engine.counters();
+            MachineOutcome {
+                prefill_busy_us: counters.prefill_busy_us,
+                busy_us: counters.busy_us,
+                preemptions: counters.preemptions,
+            }
+        };
+        Outcome {
+            machines: self.machines.iter().map(machine).collect(),
+            span_us: self.arrivals_us.last().unwrap_or(&0) - self.arrivals_us.first().unwrap_or(&0),
+            records: self.records,
+        }
+    }
+}
+
+impl Machine {
+    fn queue(&mut self, flight: &mut Flight, prompt: &Prompt) {
+        let times = self.engine.model().times;
+        let uncached = (prompt.tokens() - self.cached_tokens(prompt)) as f64;
+        let pairs = times.prefill_pair_us / times.prefill_token_us.max(f64::MIN_POSITIVE);
+        flight.is_queued = true;
+        flight.queued_tokens = uncached as u32;
+        flight.queued_work = (uncached * (1.0 + (prompt.tokens() as f64 - uncached / 2.0) * pairs)) as f32;
+        self.queued_tokens += u64::from(flight.queued_tokens);
+        self.queued_work += f64::from(flight.queued_work);
+        for block in prompt.blocks() {
+            *self.queued_blocks.entry(*block).or_insert(0) += 1;
+        }
+    }
+
+    fn unqueue(&mut self, flight: &mut Flight, prompt: &Prompt) {
+        if !std::mem::take(&mut flight.is_queued) {
+            return;
+        }
+        self.queued_tokens -= u64::from(flight.queued_tokens);
+        self.queued_work = (self.queued_work - f64::from(flight.queued_work)).max(0.0);
+        for block in prompt.blocks() {
+            if let Some(count) = self.queued_blocks.get_mut(block) {
+                *count -= 1;
+                if *count == 0 {
+                    self.queued_blocks.remove(block);
+                }
+            }
+        }
+    }
+}
+
+impl Entry {
+    const fn key(&self) -> (u64, u8, u64) {
+        (self.at_us, self.class, self.number)
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// Virtual microseconds → the core's clock.
+const fn ms(us: u64) -> u64 {
+    EPOCH_MS + us / 1000
+}
+
+/// When every simulation begins: any time that is not 0.
+const EPOCH_MS: u64 = 1_790_000_000_000;
+/// Gateways look this often whether they have news for each other, microseconds; it counts towards the delay.
+const SHARE_US: u64 = 20_000;
