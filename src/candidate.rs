@@ -16,7 +16,7 @@ mod view;
 use crate::host_table::{HostTable, Slot};
 use crate::recent::Traffic;
 
-pub use self::tally::Charge;
+pub use self::tally::{Charge, Work};
 
 use self::member::Member;
 pub(crate) use self::rendezvous::{Entry, Lowest};
@@ -178,13 +178,13 @@ impl Fleet {
     }
 
     /// Charges a request whose answer is streamed: its first body byte ends the prefill.
-    pub fn charge(&mut self, slot: Slot, uncached_tokens: u32, now_ms: u64) -> Charge {
-        self.place(slot, uncached_tokens, true, now_ms)
+    pub fn charge(&mut self, slot: Slot, work: impl Into<Work>, now_ms: u64) -> Charge {
+        self.place(slot, work.into(), true, now_ms)
     }
 
     /// Charges a request whose answer comes whole: its prefill ends by the clock, at the host's learned rate.
-    pub fn charge_unstreamed(&mut self, slot: Slot, uncached_tokens: u32, now_ms: u64) -> Charge {
-        self.place(slot, uncached_tokens, false, now_ms)
+    pub fn charge_unstreamed(&mut self, slot: Slot, work: impl Into<Work>, now_ms: u64) -> Charge {
+        self.place(slot, work.into(), false, now_ms)
     }
 
     /// Takes the prefill work off; the second time does nothing.
@@ -238,7 +238,9 @@ impl Fleet {
         if !charge.prefill_open || !charge.request_open || charge.moved {
             return;
         }
-        let work_tokens = charge.ahead_tokens.saturating_add(u64::from(charge.tokens));
+        let work_tokens = charge
+            .ahead_tokens
+            .saturating_add(u64::from(charge.work.prefill_tokens));
         let time_ms = now_ms.saturating_sub(charge.placed_ms);
         if let Some(member) = self.member_mut(charge.slot, charge.epoch) {
             member.rate.learn(work_tokens, time_ms);
@@ -375,11 +377,11 @@ impl Fleet {
 }
 
 impl Fleet {
-    fn place(&mut self, slot: Slot, tokens: u32, streamed: bool, now_ms: u64) -> Charge {
+    fn place(&mut self, slot: Slot, work: Work, streamed: bool, now_ms: u64) -> Charge {
         let mut charge = Charge {
             slot,
             epoch: 0,
-            tokens,
+            work,
             placed_ms: now_ms,
             prefill_open: true,
             request_open: false,
@@ -391,7 +393,7 @@ impl Fleet {
             placement: None,
         };
         self.mean_charge_16ths =
-            (self.mean_charge_16ths - self.mean_charge_16ths / 16).saturating_add(u64::from(tokens));
+            (self.mean_charge_16ths - self.mean_charge_16ths / 16).saturating_add(work.prefill_tokens.into());
         self.enter(&mut charge, now_ms);
         charge
     }

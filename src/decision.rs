@@ -24,6 +24,8 @@ pub struct Decision {
     pub prompt_bytes: u32,
     /// Tokens that the first host is believed to have to compute: what to charge it with.
     pub uncached_tokens: u32,
+    /// The time that they take, in tokens of a short prompt.
+    pub prefill_tokens: u32,
     /// The key that ranked the hosts.
     pub key: Option<u64>,
 }
@@ -236,6 +238,7 @@ mod tests {
             matched_bytes: 0,
             prompt_bytes: 0,
             uncached_tokens: 0,
+            prefill_tokens: 0,
             key: None,
         };
         let mut header = String::new();

@@ -7,7 +7,7 @@
 
 mod peers;
 
-use crate::candidate::{Charge, Fleet, FleetSettings};
+use crate::candidate::{Charge, Fleet, FleetSettings, Work};
 use crate::chunk::PrefixKeys;
 use crate::config::PoolConfig;
 use crate::decision::Decision;
@@ -307,11 +307,14 @@ impl Pool {
         }
         let decision = &outcome.decision;
         let slot = decision.hosts.first()?;
+        let work = Work {
+            uncached_tokens: decision.uncached_tokens,
+            prefill_tokens: decision.prefill_tokens,
+        };
         let mut charge = if outcome.is_streaming {
-            self.fleet.charge(slot, decision.uncached_tokens, now_ms)
+            self.fleet.charge(slot, work, now_ms)
         } else {
-            self.fleet
-                .charge_unstreamed(slot, decision.uncached_tokens, now_ms)
+            self.fleet.charge_unstreamed(slot, work, now_ms)
         };
         charge.placement = outcome.placement.take();
         Some(charge)

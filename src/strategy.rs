@@ -24,7 +24,7 @@ use crate::recent::{HomeKey, Homes};
 
 pub use self::rng::Rng;
 
-/// Decides where a request goes; the caller then charges `uncached_tokens` to the first host.
+/// Decides where a request goes; the caller then charges its work to the first host.
 pub fn decide(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng: &mut Rng) -> Decision {
     if fleet.eligible_len() == 0 {
         let reason = if fleet.is_empty() {
@@ -44,8 +44,21 @@ pub fn decide(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng
     if let Some(slot) = decision.hosts.first() {
         decision.matched_bytes = query.matches.bytes_at(slot).min(query.prompt_bytes);
         decision.uncached_tokens = query.tokens(query.prompt_bytes - decision.matched_bytes);
+        let work = work_tokens(
+            decision.uncached_tokens.into(),
+            query.prompt_tokens().into(),
+            settings.attention_tokens.into(),
+        );
+        decision.prefill_tokens = u32::try_from(work).unwrap_or(u32::MAX);
     }
     decision
+}
+
+/// The time that `uncached` tokens at the end of a prompt take, in tokens of a short prompt.
+fn work_tokens(uncached: u64, prompt: u64, attention: u64) -> u64 {
+    let context = prompt.saturating_sub(uncached / 2);
+    let attention = (uncached * context).checked_div(attention);
+    uncached.saturating_add(attention.unwrap_or(0))
 }
 
 fn by_cost(settings: &StrategySettings, fleet: &mut Fleet, query: &Query, rng: &mut Rng) -> Decision {
@@ -172,6 +185,7 @@ impl Query {
             matched_bytes: 0,
             prompt_bytes: self.prompt_bytes,
             uncached_tokens: 0,
+            prefill_tokens: 0,
             key: None,
         }
     }

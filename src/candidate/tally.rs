@@ -16,8 +16,8 @@ pub struct Charge {
     pub slot: Slot,
     /// Epoch of that host when it was charged; a charge of an older epoch counts for nothing.
     pub epoch: u32,
-    /// Uncached prompt tokens that the host has to compute.
-    pub tokens: u32,
+    /// What the host has to compute.
+    pub work: Work,
     /// When the charge was placed, ms since the Unix epoch.
     pub placed_ms: u64,
     /// Whether the prefill is still believed to be under way.
@@ -34,12 +34,31 @@ pub struct Charge {
     pub(crate) placement: Option<Box<Placement>>,
 }
 
+/// What one prompt gives a host to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Prompt tokens that are not cached there: what the prompt adds to the KV cache.
+    pub uncached_tokens: u32,
+    /// The time that they take, in tokens of a short prompt: attention makes those of a long one dearer.
+    pub prefill_tokens: u32,
+}
+
+impl From<u32> for Work {
+    /// Tokens of a short prompt.
+    fn from(tokens: u32) -> Self {
+        Self {
+            uncached_tokens: tokens,
+            prefill_tokens: tokens,
+        }
+    }
+}
+
 /// This worker's own work in flight on one host.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OwnWork {
     /// Requests in flight.
     pub(super) requests: u32,
-    /// Uncached tokens of prefills under way.
+    /// Work of the prefills under way.
     pub(super) prefill_tokens: u64,
     /// Uncached tokens of all requests in flight: what they add to the KV cache.
     pub(super) kv_tokens: u64,
@@ -59,19 +78,21 @@ impl OwnWork {
     /// Adds a charge; fills in its place in the queue.
     pub(super) fn place(&mut self, charge: &mut Charge, now_ms: u64) {
         self.requests = self.requests.saturating_add(1);
-        self.kv_tokens = self.kv_tokens.saturating_add(u64::from(charge.tokens));
+        self.kv_tokens = self.kv_tokens.saturating_add(charge.work.uncached_tokens.into());
         charge.request_open = true;
         charge.queued = false;
         if !charge.prefill_open {
             return;
         }
-        self.prefill_tokens = self.prefill_tokens.saturating_add(u64::from(charge.tokens));
+        self.prefill_tokens = self
+            .prefill_tokens
+            .saturating_add(charge.work.prefill_tokens.into());
         if self.queue.len() < MAX_OPEN_PREFILLS {
             if self.queue.is_empty() {
                 self.head_since_ms = now_ms;
             }
             charge.queued = true;
-            let (sequence, tokens, streamed) = (charge.sequence, charge.tokens, charge.streamed);
+            let (sequence, tokens, streamed) = (charge.sequence, charge.work.prefill_tokens, charge.streamed);
             self.queue.push_back(OpenPrefill {
                 sequence,
                 tokens,
@@ -95,13 +116,15 @@ impl OwnWork {
                 self.head_since_ms = now_ms;
             }
         }
-        self.prefill_tokens = self.prefill_tokens.saturating_sub(u64::from(charge.tokens));
+        self.prefill_tokens = self
+            .prefill_tokens
+            .saturating_sub(charge.work.prefill_tokens.into());
     }
 
     /// Takes a charge's request off.
     pub(super) fn end_request(&mut self, charge: &Charge) {
         self.requests = self.requests.saturating_sub(1);
-        self.kv_tokens = self.kv_tokens.saturating_sub(u64::from(charge.tokens));
+        self.kv_tokens = self.kv_tokens.saturating_sub(charge.work.uncached_tokens.into());
     }
 
     /// Prefill tokens still to do: the head of the queue falls with time, down to a tenth of it.
@@ -243,7 +266,7 @@ mod tests {
         Charge {
             slot: Slot(0),
             epoch: 0,
-            tokens,
+            work: tokens.into(),
             placed_ms: 0,
             prefill_open: true,
             request_open: true,

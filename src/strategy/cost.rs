@@ -157,9 +157,7 @@ impl Prices {
     /// Work with `cached` tokens there; `hot` of the rest cost no λ.
     fn work_tokens(&self, cached: u64, hot: u64) -> u64 {
         let uncached = self.prompt_tokens.saturating_sub(cached);
-        let context = self.prompt_tokens - uncached / 2;
-        let attention = (uncached * context).checked_div(self.attention_tokens);
-        let work = uncached + attention.unwrap_or(0);
+        let work = super::work_tokens(uncached, self.prompt_tokens, self.attention_tokens);
         let cold = uncached.saturating_sub(hot);
         let cold_work = work.saturating_mul(cold).checked_div(uncached).unwrap_or(0);
         work + (cold_work.saturating_mul(self.weight_q10) >> 10)
