@@ -18,6 +18,7 @@ pub use self::reader::ConfigError;
 use self::reader::Reader;
 use crate::poller::{Discovery, MetricsConfig};
 use crate::prompt::PromptOptions;
+use crate::strategy::RecomputeWeight;
 
 /// What the operator configured.
 #[derive(Debug, Clone)]
@@ -46,6 +47,8 @@ pub struct PoolConfig {
     pub strategy: StrategyName,
     /// When `hybrid` leaves the home host.
     pub overflow: Overflow,
+    /// λ of the cost rule.
+    pub recompute_weight: RecomputeWeight,
     /// Request header that names the hosts to the cluster's `override_host` policy.
     pub steering_header: String,
     /// Adds the `x-warmroute-*` headers to responses.

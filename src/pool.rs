@@ -512,6 +512,7 @@ impl Pool {
 fn strategy_settings(config: &PoolConfig) -> StrategySettings {
     StrategySettings {
         overflow: config.overflow.clone(),
+        recompute_weight: config.recompute_weight,
         ..StrategySettings::new(config.strategy)
     }
 }

@@ -9,6 +9,7 @@ use warmroute::host_table::Role;
 use warmroute::load::Preset;
 use warmroute::poller::Discovery;
 use warmroute::prompt::{SessionField, SessionMode};
+use warmroute::strategy::RecomputeWeight;
 
 #[test]
 fn absent_keys_have_their_defaults() {
@@ -18,6 +19,7 @@ fn absent_keys_have_their_defaults() {
     assert_eq!(pool.name, "llm");
     assert_eq!(pool.strategy, StrategyName::Hybrid);
     assert_eq!(pool.overflow, Overflow::Auto);
+    assert_eq!(pool.recompute_weight, RecomputeWeight::Utilisation);
     assert_eq!(pool.steering_header, "x-gateway-destination-endpoint");
     assert!(!pool.debug_headers && !pool.dry_run);
     assert_eq!(pool.max_buffer_bytes, 768 * 1024);
@@ -60,6 +62,7 @@ fn every_key_reaches_its_field() {
         "pools": {"llm": {
             "strategy": "prefix_hash",
             "overflow": {"waiting_requests": 4, "kv_cache_usage": 0.9, "in_flight": 32},
+            "recompute_weight": 2.5,
             "steering_header": "X-Pick",
             "debug_headers": true,
             "dry_run": true,
@@ -88,6 +91,7 @@ fn every_key_reaches_its_field() {
         in_flight: Some(32),
     };
     assert_eq!(pool.overflow, Overflow::Thresholds(thresholds));
+    assert_eq!(pool.recompute_weight, RecomputeWeight::Fixed { permille: 2500 });
     assert_eq!(pool.steering_header, "x-pick");
     assert!(pool.debug_headers && pool.dry_run);
     assert_eq!(
@@ -332,6 +336,16 @@ fn wrong_types_are_refused_with_what_is_expected() {
         ("strategy", json!("Hybrid"), "hybrid, cache_aware, got \"Hybrid\""),
         ("overflow", json!("Auto"), "expected one of auto, got \"Auto\""),
         ("overflow", json!(true), "expected an object, got true"),
+        (
+            "recompute_weight",
+            json!("high"),
+            "expected \"auto\" or a number from 0 to 16, got \"high\"",
+        ),
+        (
+            "recompute_weight",
+            json!(16.5),
+            "expected \"auto\" or a number from 0 to 16, got 16.5",
+        ),
         (
             "overflow.in_flight",
             json!(1.5),

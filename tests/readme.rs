@@ -150,12 +150,17 @@ fn stated_ranges_are_accepted_to_their_ends_and_refused_beyond() {
             if least > 0 {
                 refuses(json!(least - 1), &format!("from {least} to {most}"));
             }
-        } else if row.kind.starts_with("number") {
-            for value in [json!(0), json!(0.5), json!(1)] {
-                assert!(try_value(value.clone()).is_ok(), "{}: {value}", row.path);
+        } else if row.kind.starts_with("number") || row.kind == "`\"auto\"` or number" {
+            let (least, most) = range(&row);
+            let (least, most) = (least as f64, most as f64);
+            for value in [least, f64::midpoint(least, most), most] {
+                assert!(try_value(json!(value)).is_ok(), "{}: {value}", row.path);
             }
-            for value in [json!(-0.1), json!(1.1), json!("0.5")] {
-                refuses(value, "from 0 to 1");
+            for value in [json!(least - 0.1), json!(most + 0.1), json!("0.5")] {
+                refuses(value, &format!("from {least} to {most}"));
+            }
+            if row.kind.contains("auto") {
+                assert!(try_value(json!("auto")).is_ok(), "{}", row.path);
             }
         } else if row.kind == "boolean" {
             for value in [true, false] {

@@ -13,6 +13,7 @@ use crate::host_table::Role;
 use crate::load::{CustomMetrics, Preset};
 use crate::poller::{Discovery, MetricsConfig};
 use crate::prompt::{PromptOptions, SessionField, SessionMode};
+use crate::strategy::RecomputeWeight;
 
 /// A pool while it is being read: what the top level said, overridden by what the pool says.
 #[derive(Debug, Clone)]
@@ -30,6 +31,7 @@ impl Default for PoolDraft {
                 name: String::new(),
                 strategy: StrategyName::Hybrid,
                 overflow: Overflow::Auto,
+                recompute_weight: RecomputeWeight::Utilisation,
                 steering_header: DEFAULT_STEERING_HEADER.into(),
                 debug_headers: false,
                 dry_run: false,
@@ -65,6 +67,11 @@ impl PoolDraft {
         let path = reader.path_of("overflow");
         if let Some(value) = reader.value("overflow") {
             config.overflow = overflow(path, value)?;
+        }
+        if let Some(weight) = reader.auto_or_permille("recompute_weight", 16)? {
+            config.recompute_weight = weight.map_or(RecomputeWeight::Utilisation, |permille| {
+                RecomputeWeight::Fixed { permille }
+            });
         }
         if let Some(name) = header_name(reader, "steering_header")? {
             config.steering_header = name;

@@ -161,6 +161,35 @@ impl<'a> Reader<'a> {
             .transpose()
     }
 
+    /// `"auto"`, which is `None`, or a number within `0..=max`, in thousandths.
+    ///
+    /// # Errors
+    /// When the value is neither.
+    pub(crate) fn auto_or_permille(
+        &mut self,
+        key: &'static str,
+        max: u32,
+    ) -> Result<Option<Option<u32>>, ConfigError> {
+        let path = self.path_of(key);
+        self.value(key)
+            .map(|value| match (value.as_str(), value.as_f64()) {
+                (Some("auto"), _) => Ok(None),
+                #[expect(clippy::cast_possible_truncation, reason = "bounded by the guard")]
+                #[expect(clippy::cast_sign_loss, reason = "not negative by the guard")]
+                (None, Some(number)) if (0.0..=f64::from(max)).contains(&number) => {
+                    Ok(Some((number * 1000.0 + 0.5) as u32))
+                }
+                _ => Err(ConfigError::new(
+                    path,
+                    format!(
+                        "expected \"auto\" or a number from 0 to {max}, got {}",
+                        describe(value)
+                    ),
+                )),
+            })
+            .transpose()
+    }
+
     /// A string of `min..=max` bytes.
     ///
     /// # Errors
