@@ -13,14 +13,16 @@ pub(super) async fn check(
     model: &EngineModel,
     fit: &Fit,
     options: &Options,
+    round: u64,
 ) -> Result<Checked, String> {
-    let mut random = Random::new(77);
+    let mut random = Random::new(77 + round);
     let documents: Vec<_> = (0..DOCUMENTS)
         .map(|_| {
             let tokens = 1_000 + random.below(3_000);
             random.tokens(tokens)
         })
         .collect();
+    let clocks_before = engine_clocks(servers).await?;
     let mut running = JoinSet::new();
     let begins = tokio::time::Instant::now();
     let mut arrives_s = 0.0;
@@ -46,8 +48,12 @@ pub(super) async fn check(
     asked.sort_by_key(|(number, _, _, sample)| (sample.sent_us, *number));
 
     let mut checked = Checked::default();
+    for (before, after) in clocks_before.iter().zip(engine_clocks(servers).await?) {
+        checked.queue_s += after[0] - before[0];
+        checked.prefill_s += after[1] - before[1];
+    }
     for at in 0..servers.len() {
-        let mut engine = Engine::new(model.clone());
+        let mut engine = Engine::with_front_end(model.clone(), fit.front_end(options.shares_core));
         let (mut events, mut samples) = (Vec::new(), Vec::new());
         for (_, _, prompt, sample) in asked.iter().filter(|(_, to, _, _)| *to == at) {
             engine.advance_into(sample.sent_us, &mut events);
@@ -68,21 +74,44 @@ pub(super) async fn check(
             });
             let (at_us, cached_tokens) = predicted.ok_or("the model lost a request")?;
             checked.rows.push(Row {
+                server: at,
                 prompt_tokens: sample.prompt_tokens,
                 cached_tokens: [sample.cached_tokens, cached_tokens],
-                ttft_us: [
-                    sample.ttft_us(),
-                    (at_us - sample.sent_us) as f64 + fit.front_end_us,
-                ],
+                ttft_us: [sample.ttft_us(), (at_us - sample.sent_us) as f64],
             });
         }
     }
     Ok(checked)
 }
 
+/// Seconds that requests waited in each engine, and that their prefill took, since it began.
+async fn engine_clocks(servers: &[Server]) -> Result<Vec<[f64; 2]>, String> {
+    let mut clocks = Vec::new();
+    for server in servers {
+        let url = format!("{}/metrics", server.url);
+        let answer = server.client.get(&url).await;
+        let text = answer.map_err(|error| format!("{url}: {error}"))?.text();
+        clocks.push(
+            ["queue", "prefill"].map(|part| sum_of(&text, &format!("vllm:request_{part}_time_seconds_sum"))),
+        );
+    }
+    Ok(clocks)
+}
+
+/// The values of a metric, added up.
+fn sum_of(text: &str, name: &str) -> f64 {
+    let values = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let is_name = rest.starts_with(['{', ' ']);
+        is_name.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+    });
+    values.sum()
+}
+
 /// One request of the check: measured, predicted.
 #[derive(Debug)]
 struct Row {
+    server: usize,
     prompt_tokens: usize,
     cached_tokens: [usize; 2],
     ttft_us: [f64; 2],
@@ -91,6 +120,9 @@ struct Row {
 #[derive(Debug, Default)]
 pub(super) struct Checked {
     rows: Vec<Row>,
+    /// By the engines' own clocks, of all requests together.
+    queue_s: f64,
+    prefill_s: f64,
 }
 
 impl Checked {
@@ -121,7 +153,20 @@ impl Checked {
         100.0 * (self.mean_ttft_ms(1) / self.mean_ttft_ms(0) - 1.0)
     }
 
-    pub(super) fn holds(&self) -> bool {
+    /// Error of one server's mean TTFT.
+    fn ttft_error_percent_of(&self, server: usize) -> f64 {
+        let sum = |side: usize| -> f64 {
+            let rows = self.rows.iter().filter(|row| row.server == server);
+            rows.map(|row| row.ttft_us[side]).sum()
+        };
+        100.0 * (sum(1) / sum(0).max(1.0) - 1.0)
+    }
+
+    fn servers(&self) -> usize {
+        self.rows.iter().map(|row| row.server + 1).max().unwrap_or(0)
+    }
+
+    fn holds(&self) -> bool {
         self.hit_error_points().abs() <= HIT_BAR_POINTS && self.ttft_error_percent().abs() <= TTFT_BAR_PERCENT
     }
 
@@ -149,39 +194,119 @@ impl Checked {
                 "p{percent} TTFT, ms       {measured:>9.1}  {predicted:>9.1}  {error:>+8.1} %\n"
             ));
         }
+        for server in 0..self.servers() {
+            let error = self.ttft_error_percent_of(server);
+            out.push_str(&format!(
+                "mean TTFT of server {}                    {error:>+8.1} %\n",
+                server + 1
+            ));
+        }
+        let requests = self.rows.len().max(1) as f64;
+        let (queue_ms, prefill_ms) = (1e3 * self.queue_s / requests, 1e3 * self.prefill_s / requests);
+        out.push_str(&format!(
+            "measured TTFT is {queue_ms:.1} ms in the engine's queue, {prefill_ms:.1} in prefill, {:.1} outside\n",
+            self.mean_ttft_ms(0) - queue_ms - prefill_ms
+        ));
         out
     }
 
-    /// Writes everything as JSON.
-    pub(super) fn write_report(&self, report: &str, fit: &Fit) -> Result<(), String> {
+    fn json(&self, fit: &Fit) -> serde_json::Value {
         let rows: Vec<_> = self
             .rows
             .iter()
             .map(|row| {
-                json!({"prompt_tokens": row.prompt_tokens, "cached_measured": row.cached_tokens[0],
-                    "cached_predicted": row.cached_tokens[1], "ttft_us_measured": row.ttft_us[0],
-                    "ttft_us_predicted": row.ttft_us[1]})
+                json!({"server": row.server, "prompt_tokens": row.prompt_tokens,
+                    "cached_measured": row.cached_tokens[0], "cached_predicted": row.cached_tokens[1],
+                    "ttft_us_measured": row.ttft_us[0], "ttft_us_predicted": row.ttft_us[1]})
             })
             .collect();
         let times = fit.times;
-        let content = json!({
-            "front_end_us": fit.front_end_us, "base_us": times.base_us, "prefill_token_us": times.prefill_token_us,
+        json!({
+            "front_end_us": fit.front_end_us, "front_end_token_us": fit.front_end_token_us,
+            "base_us": times.base_us, "prefill_token_us": times.prefill_token_us,
             "prefill_pair_us": times.prefill_pair_us, "decode_us": times.decode_us,
             "decode_context_us": times.decode_context_us, "median_error": fit.median_error,
             "hit_share_measured": self.hit_share(0), "hit_share_predicted": self.hit_share(1),
             "mean_ttft_ms_measured": self.mean_ttft_ms(0), "mean_ttft_ms_predicted": self.mean_ttft_ms(1),
-            "holds": self.holds(), "load_average": load_average(), "rows": rows,
-        });
-        let path = std::path::Path::new(report);
-        let written = path
-            .parent()
-            .map_or(Ok(()), std::fs::create_dir_all)
-            .and_then(|()| std::fs::write(path, format!("{content:#}\n")));
-        written.map_err(|error| format!("{report}: {error}"))
+            "engine_queue_s": self.queue_s, "engine_prefill_s": self.prefill_s,
+            "holds": self.holds(), "rows": rows,
+        })
     }
+}
+
+/// Whether every run holds the bars.
+pub(super) fn hold(runs: &[(Fit, Checked)]) -> bool {
+    runs.iter().all(|(_, checked)| checked.holds())
+}
+
+/// Median and range of the errors over the runs.
+pub(super) fn summary(runs: &[(Fit, Checked)]) -> String {
+    let spread = |error: &dyn Fn(&Checked) -> f64| {
+        let mut errors: Vec<_> = runs.iter().map(|(_, checked)| error(checked)).collect();
+        errors.sort_by(f64::total_cmp);
+        let at = |index: usize| errors.get(index).copied().unwrap_or(0.0);
+        let last = errors.len().saturating_sub(1);
+        format!("median {:+.2}, {:+.2} to {:+.2}", at(last / 2), at(0), at(last))
+    };
+    format!(
+        "error over {} runs: hit share, points: {}; mean TTFT, %: {}\n",
+        runs.len(),
+        spread(&Checked::hit_error_points),
+        spread(&Checked::ttft_error_percent)
+    )
+}
+
+/// Writes all runs as JSON.
+pub(super) fn write_report(report: &str, runs: &[(Fit, Checked)]) -> Result<(), String> {
+    let runs: Vec<_> = runs.iter().map(|(fit, checked)| checked.json(fit)).collect();
+    let content = json!({"load_average": load_average(), "runs": runs});
+    let path = std::path::Path::new(report);
+    let written = path
+        .parent()
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .and_then(|()| std::fs::write(path, format!("{content:#}\n")));
+    written.map_err(|error| format!("{report}: {error}"))
 }
 
 /// Documents of 2 500 tokens on average, so that not all fit a cache of 16 384.
 const DOCUMENTS: usize = 8;
 const HIT_BAR_POINTS: f64 = 3.0;
 const TTFT_BAR_PERCENT: f64 = 25.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(rows: &[(usize, f64, f64)]) -> Checked {
+        let rows = rows.iter().map(|(server, measured, predicted)| Row {
+            server: *server,
+            prompt_tokens: 100,
+            cached_tokens: [50, 52],
+            ttft_us: [*measured, *predicted],
+        });
+        Checked {
+            rows: rows.collect(),
+            ..Checked::default()
+        }
+    }
+
+    #[test]
+    fn errors_are_of_means_and_shares() {
+        let checked = checked(&[(0, 1_000.0, 900.0), (1, 3_000.0, 2_300.0)]);
+        assert!((checked.ttft_error_percent() + 20.0).abs() < 1e-9);
+        assert!((checked.ttft_error_percent_of(0) + 10.0).abs() < 1e-9);
+        assert!((checked.hit_error_points() - 2.0).abs() < 1e-9);
+        assert!(checked.holds());
+    }
+
+    #[test]
+    fn a_mean_a_third_too_low_does_not_hold() {
+        assert!(!checked(&[(0, 900.0, 600.0)]).holds());
+    }
+
+    #[test]
+    fn sums_of_histograms_are_found_by_their_whole_name() {
+        let text = "# HELP vllm:q_sum x\nvllm:q_sum{a=\"b c\"} 1.5\nvllm:q_sum_more 7\nvllm:q_sum 2\n";
+        assert_eq!(sum_of(text, "vllm:q_sum"), 3.5);
+    }
+}
