@@ -1,8 +1,10 @@
 //! Real vLLM servers, given by URL → coefficients of the engine model, and how well the model then predicts them.
 //!
-//! Two workloads, both on all servers at once: one of single prompts and of small groups that decode together, to fit the
-//! coefficients; then one of prompts with shared prefixes that arrive at random, to check them. The check replays the same
-//! arrivals through the model and compares hit share and mean time to first token. Prompts are random token ids, so that
+//! Two workloads, both on all servers at once: one of single prompts, of small groups that decode together and of prompts
+//! that arrive while another decodes, to fit the coefficients; the other of prompts with shared prefixes that arrive at
+//! random, to check them. The check replays the same arrivals through the model and compares hit share and mean time to
+//! first token; nothing of it enters the fit. Half of the first workload runs before the second and half after, so that a
+//! machine that changes its pace is met on both sides. Prompts are random token ids, so that
 //! nothing is hit by chance. Servers must be idle, started with `--enable-prompt-tokens-details`, and each pinned to cores
 //! of its own: the model knows no time that one server takes from another.
 
@@ -19,7 +21,7 @@ use crate::engine::{EngineModel, Fit, Observation};
 
 mod check;
 
-use check::check;
+use check::Asked;
 
 /// Runs with the given command line; says whether the model predicts well enough.
 ///
@@ -46,7 +48,10 @@ pub async fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String
 
     let mut rounds = Vec::new();
     for number in 0..options.runs {
-        let observations = observe_all(&servers, &options, number as u64).await?;
+        let seed = number as u64;
+        let mut observations = observe_all(&servers, &options, 2 * seed).await?;
+        let asked = Asked::from_servers(&servers, &options, seed).await?;
+        observations.extend(observe_all(&servers, &options, 2 * seed + 1).await?);
         let fit = Fit::of(&observations).ok_or("too few observations")?;
         println!(
             "run {}: {} observations, median error {:.1} %",
@@ -67,7 +72,7 @@ pub async fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String
             times: fit.times,
             speed: 1.0,
         };
-        let checked = check(&servers, &model, &fit, &options, number as u64).await?;
+        let checked = asked.check(&model, fit.front_end(options.shares_core))?;
         println!("{}", checked.table());
         rounds.push((fit, checked));
     }
@@ -97,7 +102,7 @@ struct Options {
     max_running: usize,
     /// How often to fit and check, each time with other prompts.
     runs: usize,
-    /// Repetitions of the fitting workload in each run.
+    /// Repetitions of the fitting workload on each side of the checking one.
     repetitions: usize,
     /// Requests a server in the checking workload.
     requests: usize,
@@ -115,7 +120,7 @@ impl Options {
             step_tokens: 2048,
             max_running: 32,
             runs: 3,
-            repetitions: 2,
+            repetitions: 1,
             requests: 60,
             rate_per_s: 0.5,
             shares_core: true,
@@ -419,7 +424,7 @@ fn load_average() -> String {
 }
 
 const USAGE: &str = "usage: calibrate http://HOST:PORT... [--runs 3] [--step-tokens 2048] [--max-running 32] \
-                     [--repetitions 2] [--requests 60] [--rate 0.5] [--separate-front-end] \
+                     [--repetitions 1] [--requests 60] [--rate 0.5] [--separate-front-end] \
                      [--report target/reports/calibrate.json]";
 const PROMPT_SIZES: [usize; 10] = [20, 100, 300, 600, 1_000, 1_500, 2_000, 3_000, 4_500, 6_000];
 /// A document that is asked for again, whole or its beginning.

@@ -4,84 +4,117 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, sleep_until};
 
-use super::{Options, Random, Server, load_average};
-use crate::engine::{Engine, EngineModel, EventKind, Fit, Prompt};
+use super::{Options, Random, Sample, Server, load_average};
+use crate::engine::{Engine, EngineModel, EventKind, Fit, FrontEnd, Prompt};
 
-/// The checking workload, on the servers and in the model.
-pub(super) async fn check(
-    servers: &[Server],
-    model: &EngineModel,
-    fit: &Fit,
-    options: &Options,
-    round: u64,
-) -> Result<Checked, String> {
-    let mut random = Random::new(77 + round);
-    let documents: Vec<_> = (0..DOCUMENTS)
-        .map(|_| {
-            let tokens = 1_000 + random.below(3_000);
-            random.tokens(tokens)
-        })
-        .collect();
-    let clocks_before = engine_clocks(servers).await?;
-    let mut running = JoinSet::new();
-    let begins = tokio::time::Instant::now();
-    let mut arrives_s = 0.0;
-    for number in 0..options.requests * servers.len() {
-        arrives_s += -(1.0 - random.unit()).ln() / (options.rate_per_s * servers.len() as f64);
-        // The first documents are asked about more often than the last.
-        let document = &documents[random.below(DOCUMENTS).min(random.below(DOCUMENTS))];
-        let mut prompt = document.clone();
-        let own = 100 + random.below(900);
-        prompt.extend(random.tokens(own));
-        let (at, output_tokens) = (random.below(servers.len()), 8 + random.below(40));
-        let server = servers[at].clone();
-        running.spawn(async move {
-            sleep_until(begins + Duration::from_secs_f64(arrives_s)).await;
-            let sample = server.ask(prompt.clone(), output_tokens).await?;
-            Ok::<_, String>((number, at, prompt, sample))
-        });
-    }
-    let mut asked = Vec::new();
-    while let Some(sample) = running.join_next().await {
-        asked.push(sample.map_err(|error| error.to_string())??);
-    }
-    asked.sort_by_key(|(number, _, _, sample)| (sample.sent_us, *number));
+/// The checking workload as it went on the servers.
+pub(super) struct Asked {
+    requests: Vec<AskedRequest>,
+    servers: usize,
+    /// By the engines' own clocks, of all requests together.
+    queue_s: f64,
+    prefill_s: f64,
+}
 
-    let mut checked = Checked::default();
-    for (before, after) in clocks_before.iter().zip(engine_clocks(servers).await?) {
-        checked.queue_s += after[0] - before[0];
-        checked.prefill_s += after[1] - before[1];
-    }
-    for at in 0..servers.len() {
-        let mut engine = Engine::with_front_end(model.clone(), fit.front_end(options.shares_core));
-        let (mut events, mut samples) = (Vec::new(), Vec::new());
-        for (_, _, prompt, sample) in asked.iter().filter(|(_, to, _, _)| *to == at) {
-            engine.advance_into(sample.sent_us, &mut events);
-            let prompt = Prompt::from_token_ids(prompt, model.block_tokens);
-            let id = engine.submit(sample.sent_us, prompt, sample.tokens.len());
-            samples.push((
-                id.map_err(|refusal| format!("the model refuses: {refusal:?}"))?,
-                sample,
-            ));
-        }
-        engine.advance_into(u64::MAX / 2, &mut events);
-        for (id, sample) in samples {
-            let predicted = events.iter().find_map(|event| match event.kind {
-                EventKind::Prefilled { cached_tokens } if event.id == id => {
-                    Some((event.at_us, cached_tokens))
-                }
-                _ => None,
-            });
-            let (at_us, cached_tokens) = predicted.ok_or("the model lost a request")?;
-            checked.rows.push(Row {
-                server: at,
-                prompt_tokens: sample.prompt_tokens,
-                cached_tokens: [sample.cached_tokens, cached_tokens],
-                ttft_us: [sample.ttft_us(), (at_us - sample.sent_us) as f64],
+struct AskedRequest {
+    server: usize,
+    prompt: Vec<u32>,
+    sample: Sample,
+}
+
+impl Asked {
+    /// Asks the servers.
+    pub(super) async fn from_servers(
+        servers: &[Server],
+        options: &Options,
+        seed: u64,
+    ) -> Result<Self, String> {
+        let mut random = Random::new(77 + seed);
+        let documents: Vec<_> = (0..DOCUMENTS)
+            .map(|_| {
+                let tokens = 1_000 + random.below(3_000);
+                random.tokens(tokens)
+            })
+            .collect();
+        let clocks_before = engine_clocks(servers).await?;
+        let mut running = JoinSet::new();
+        let begins = tokio::time::Instant::now();
+        let mut arrives_s = 0.0;
+        for _ in 0..options.requests * servers.len() {
+            arrives_s += -(1.0 - random.unit()).ln() / (options.rate_per_s * servers.len() as f64);
+            // The first documents are asked about more often than the last.
+            let document = &documents[random.below(DOCUMENTS).min(random.below(DOCUMENTS))];
+            let mut prompt = document.clone();
+            let own = 100 + random.below(900);
+            prompt.extend(random.tokens(own));
+            let (at, output_tokens) = (random.below(servers.len()), 8 + random.below(40));
+            let server = servers[at].clone();
+            running.spawn(async move {
+                sleep_until(begins + Duration::from_secs_f64(arrives_s)).await;
+                let sample = server.ask(prompt.clone(), output_tokens).await?;
+                Ok::<_, String>(AskedRequest {
+                    server: at,
+                    prompt,
+                    sample,
+                })
             });
         }
+        let mut asked = Self {
+            requests: Vec::new(),
+            servers: servers.len(),
+            queue_s: 0.0,
+            prefill_s: 0.0,
+        };
+        while let Some(request) = running.join_next().await {
+            asked.requests.push(request.map_err(|error| error.to_string())??);
+        }
+        asked.requests.sort_by_key(|request| request.sample.sent_us);
+        for (before, after) in clocks_before.iter().zip(engine_clocks(servers).await?) {
+            asked.queue_s += after[0] - before[0];
+            asked.prefill_s += after[1] - before[1];
+        }
+        Ok(asked)
     }
-    Ok(checked)
+
+    /// Replays the same arrivals through the model.
+    pub(super) fn check(&self, model: &EngineModel, front_end: FrontEnd) -> Result<Checked, String> {
+        let mut checked = Checked {
+            rows: Vec::new(),
+            queue_s: self.queue_s,
+            prefill_s: self.prefill_s,
+        };
+        for server in 0..self.servers {
+            let mut engine = Engine::with_front_end(model.clone(), front_end);
+            let (mut events, mut samples) = (Vec::new(), Vec::new());
+            for request in self.requests.iter().filter(|request| request.server == server) {
+                let sample = &request.sample;
+                engine.advance_into(sample.sent_us, &mut events);
+                let prompt = Prompt::from_token_ids(&request.prompt, model.block_tokens);
+                let id = engine.submit(sample.sent_us, prompt, sample.tokens.len());
+                samples.push((
+                    id.map_err(|refusal| format!("the model refuses: {refusal:?}"))?,
+                    sample,
+                ));
+            }
+            engine.advance_into(u64::MAX / 2, &mut events);
+            for (id, sample) in samples {
+                let predicted = events.iter().find_map(|event| match event.kind {
+                    EventKind::Prefilled { cached_tokens } if event.id == id => {
+                        Some((event.at_us, cached_tokens))
+                    }
+                    _ => None,
+                });
+                let (at_us, cached_tokens) = predicted.ok_or("the model lost a request")?;
+                checked.rows.push(Row {
+                    server,
+                    prompt_tokens: sample.prompt_tokens,
+                    cached_tokens: [sample.cached_tokens, cached_tokens],
+                    ttft_us: [sample.ttft_us(), (at_us - sample.sent_us) as f64],
+                });
+            }
+        }
+        Ok(checked)
+    }
 }
 
 /// Seconds that requests waited in each engine, and that their prefill took, since it began.
@@ -276,6 +309,7 @@ const TTFT_BAR_PERCENT: f64 = 25.0;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::EngineConfig;
 
     fn checked(rows: &[(usize, f64, f64)]) -> Checked {
         let rows = rows.iter().map(|(server, measured, predicted)| Row {
@@ -308,5 +342,41 @@ mod tests {
     fn sums_of_histograms_are_found_by_their_whole_name() {
         let text = "# HELP vllm:q_sum x\nvllm:q_sum{a=\"b c\"} 1.5\nvllm:q_sum_more 7\nvllm:q_sum 2\n";
         assert_eq!(sum_of(text, "vllm:q_sum"), 3.5);
+    }
+
+    #[test]
+    fn the_replay_shares_prefixes_and_keeps_servers_apart() {
+        let request = |server, sent_us| AskedRequest {
+            server,
+            prompt: (0..1_000).collect(),
+            sample: Sample {
+                sent_us,
+                prompt_tokens: 1_000,
+                cached_tokens: 0,
+                tokens: vec![sent_us + 2_000],
+            },
+        };
+        let asked = Asked {
+            requests: vec![request(0, 0), request(1, 10), request(0, 900_000)],
+            servers: 2,
+            queue_s: 0.0,
+            prefill_s: 0.0,
+        };
+        let model = EngineModel::from(EngineConfig {
+            prefill_tokens_per_s: 1_000_000,
+            decode_us_per_token: 0,
+            ..EngineConfig::default()
+        });
+        let front_end = FrontEnd {
+            request_us: 500.0,
+            ..FrontEnd::default()
+        };
+        let checked = asked.check(&model, front_end).unwrap();
+        let predicted: Vec<_> = checked
+            .rows
+            .iter()
+            .map(|row| (row.server, row.cached_tokens[1], row.ttft_us[1]))
+            .collect();
+        assert_eq!(predicted, [(0, 0, 1_500.0), (0, 992, 508.0), (1, 0, 1_500.0)]);
     }
 }
