@@ -84,8 +84,8 @@ pub async fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String
 /// The fitting workload, on all servers at once.
 async fn observe_all(servers: &[Server], options: &Options, round: u64) -> Result<Vec<Observation>, String> {
     let mut fitting = JoinSet::new();
-    for server in servers.iter().cloned() {
-        let options = options.clone();
+    for server in servers {
+        let (server, options) = (server.clone(), options.clone());
         fitting.spawn(async move { server.observe(&options, round).await });
     }
     let mut observations = Vec::new();

@@ -173,7 +173,7 @@ impl Engine {
     }
 
     /// Queues a prompt that will give `output_tokens` (at least one); its events come from [`Engine::advance`]. An idle
-    /// engine starts on it at once.
+    /// engine starts on it at once, or as soon as its front end lets it through.
     ///
     /// # Errors
     /// Refuses what an empty KV cache could not hold.
