@@ -1,8 +1,10 @@
 //! Real vLLM servers, given by URL → coefficients of the engine model, and how well the model then predicts them.
 //!
-//! Two workloads, both on all servers at once: one of single prompts and of small groups that decode together, to fit the
-//! coefficients; then one of prompts with shared prefixes that arrive at random, to check them. The check replays the same
-//! arrivals through the model and compares hit share and mean time to first token. Prompts are random token ids, so that
+//! Two workloads, both on all servers at once: one of single prompts, of small groups that decode together and of prompts
+//! that arrive while another decodes, to fit the coefficients; the other of prompts with shared prefixes that arrive at
+//! random, to check them. The check replays the same arrivals through the model and compares hit share and mean time to
+//! first token; nothing of it enters the fit. Half of the first workload runs before the second and half after, so that a
+//! machine that changes its pace is met on both sides. Prompts are random token ids, so that
 //! nothing is hit by chance. Servers must be idle, started with `--enable-prompt-tokens-details`, and each pinned to cores
 //! of its own: the model knows no time that one server takes from another.
 
@@ -19,7 +21,7 @@ use crate::engine::{EngineModel, Fit, Observation};
 
 mod check;
 
-use check::check;
+use check::Asked;
 
 /// Runs with the given command line; says whether the model predicts well enough.
 ///
@@ -44,36 +46,53 @@ pub async fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String
         load_average()
     );
 
+    let mut rounds = Vec::new();
+    for number in 0..options.runs {
+        let seed = number as u64;
+        let mut observations = observe_all(&servers, &options, 2 * seed).await?;
+        let asked = Asked::from_servers(&servers, &options, seed).await?;
+        observations.extend(observe_all(&servers, &options, 2 * seed + 1).await?);
+        let fit = Fit::of(&observations).ok_or("too few observations")?;
+        println!(
+            "run {}: {} observations, median error {:.1} %",
+            number + 1,
+            observations.len(),
+            100.0 * fit.median_error
+        );
+        println!(
+            "front end {:.0} us and {:.2} us a prompt token\n{:#?}",
+            fit.front_end_us, fit.front_end_token_us, fit.times
+        );
+        let model = EngineModel {
+            // vLLM keeps one block for itself (`null_block` in `vllm/v1/core/block_pool.py`).
+            cache_blocks: cache_blocks - 1,
+            block_tokens,
+            max_running: options.max_running,
+            step_tokens: options.step_tokens,
+            times: fit.times,
+            speed: 1.0,
+        };
+        let checked = asked.check(&model, fit.front_end(options.shares_core))?;
+        println!("{}", checked.table());
+        rounds.push((fit, checked));
+    }
+    println!("{}", check::summary(&rounds));
+    check::write_report(&options.report, &rounds)?;
+    Ok(check::hold(&rounds))
+}
+
+/// The fitting workload, on all servers at once.
+async fn observe_all(servers: &[Server], options: &Options, round: u64) -> Result<Vec<Observation>, String> {
     let mut fitting = JoinSet::new();
-    for server in servers.clone() {
-        let options = options.clone();
-        fitting.spawn(async move { server.observe(&options).await });
+    for server in servers {
+        let (server, options) = (server.clone(), options.clone());
+        fitting.spawn(async move { server.observe(&options, round).await });
     }
     let mut observations = Vec::new();
     while let Some(observed) = fitting.join_next().await {
         observations.extend(observed.map_err(|error| error.to_string())??);
     }
-    let fit = Fit::of(&observations).ok_or("too few observations")?;
-    println!(
-        "{} observations, median error {:.1} %",
-        observations.len(),
-        100.0 * fit.median_error
-    );
-    println!("front end {:.0} us\n{:#?}", fit.front_end_us, fit.times);
-
-    let model = EngineModel {
-        // vLLM keeps one block for itself (`null_block` in `vllm/v1/core/block_pool.py`).
-        cache_blocks: cache_blocks - 1,
-        block_tokens,
-        max_running: options.max_running,
-        step_tokens: options.step_tokens,
-        times: fit.times,
-        speed: 1.0,
-    };
-    let checked = check(&servers, &model, &fit, &options).await?;
-    println!("{}", checked.table());
-    checked.write_report(&options.report, &fit)?;
-    Ok(checked.holds())
+    Ok(observations)
 }
 
 #[derive(Debug, Clone)]
@@ -81,12 +100,16 @@ struct Options {
     urls: Vec<String>,
     step_tokens: usize,
     max_running: usize,
-    /// Repetitions of the fitting workload.
+    /// How often to fit and check, each time with other prompts.
+    runs: usize,
+    /// Repetitions of the fitting workload on each side of the checking one.
     repetitions: usize,
     /// Requests a server in the checking workload.
     requests: usize,
     /// Their arrival rate, a server.
     rate_per_s: f64,
+    /// Whether a server's front end runs on the core of its engine.
+    shares_core: bool,
     report: String,
 }
 
@@ -96,9 +119,11 @@ impl Options {
             urls: Vec::new(),
             step_tokens: 2048,
             max_running: 32,
-            repetitions: 3,
+            runs: 3,
+            repetitions: 1,
             requests: 60,
             rate_per_s: 0.5,
+            shares_core: true,
             report: "target/reports/calibrate.json".to_owned(),
         };
         let mut arguments = arguments;
@@ -110,9 +135,11 @@ impl Options {
             match argument.as_str() {
                 "--step-tokens" => options.step_tokens = number(value()?)?,
                 "--max-running" => options.max_running = number(value()?)?,
+                "--runs" => options.runs = number::<usize>(value()?)?.max(1),
                 "--repetitions" => options.repetitions = number(value()?)?,
                 "--requests" => options.requests = number(value()?)?,
                 "--rate" => options.rate_per_s = number(value()?)?,
+                "--separate-front-end" => options.shares_core = false,
                 "--report" => options.report = value()?,
                 url if url.starts_with("http://") => options.urls.push(url.trim_end_matches('/').to_owned()),
                 _ => return Err(format!("unknown argument `{argument}`\n{USAGE}")),
@@ -171,9 +198,10 @@ impl Server {
         })
     }
 
-    /// The fitting workload.
-    async fn observe(&self, options: &Options) -> Result<Vec<Observation>, String> {
-        let mut random = Random::new(1_000 + self.seed);
+    /// The fitting workload: prompts alone, prompts whose beginning is cached, requests that decode together, and prompts
+    /// that arrive while another request decodes.
+    async fn observe(&self, options: &Options, round: u64) -> Result<Vec<Observation>, String> {
+        let mut random = Random::new(1_000 + 100 * round + self.seed);
         self.ask(random.tokens(300), 8).await?;
         let mut observations = Vec::new();
         for _ in 0..options.repetitions {
@@ -182,35 +210,45 @@ impl Server {
                 observations.extend(sample.observations(options));
             }
             let document = random.tokens(SHARED_TOKENS);
-            for (shared, own) in [
-                (0, SHARED_TOKENS),
-                (SHARED_TOKENS, 100),
-                (2_000, 600),
-                (SHARED_TOKENS, 1_500),
-            ] {
+            self.ask(document.clone(), 1).await?;
+            for (shared, own) in CONTINUATIONS {
                 let mut prompt = document[..shared].to_vec();
-                prompt.extend(if shared == 0 {
-                    document.clone()
-                } else {
-                    random.tokens(own)
-                });
+                prompt.extend(random.tokens(own));
                 let sample = self.ask(prompt, 9).await?;
                 observations.extend(sample.observations(options));
             }
             for (together, context) in GROUPS {
-                let mut group = JoinSet::new();
-                for _ in 0..together {
-                    let (server, prompt) = (self.clone(), random.tokens(context));
-                    group.spawn(async move { server.ask(prompt, 48).await });
-                }
-                let mut samples = Vec::new();
-                while let Some(sample) = group.join_next().await {
-                    samples.push(sample.map_err(|error| error.to_string())??);
-                }
+                let group = (0..together).map(|_| (random.tokens(context), 48));
+                let samples = self.ask_together(group.collect()).await?;
                 observations.extend(decoding_together(&samples));
+            }
+            for size in ARRIVALS {
+                let (decoding, arriving) = (random.tokens(DECODING_TOKENS), random.tokens(size));
+                let decoded = async { self.ask(decoding, 60).await };
+                let arrived = async {
+                    // While the other decodes: its prefill is over long before, its sixtieth token far off.
+                    tokio::time::sleep(Duration::from_millis(400)).await;
+                    self.ask(arriving, 1).await
+                };
+                let (decoded, arrived) = tokio::join!(decoded, arrived);
+                observations.extend(mixed_step(&decoded?, &arrived?));
             }
         }
         Ok(observations)
+    }
+
+    /// Sends prompts at the same time.
+    async fn ask_together(&self, prompts: Vec<(Vec<u32>, usize)>) -> Result<Vec<Sample>, String> {
+        let mut group = JoinSet::new();
+        for (prompt, output_tokens) in prompts {
+            let server = self.clone();
+            group.spawn(async move { server.ask(prompt, output_tokens).await });
+        }
+        let mut samples = Vec::new();
+        while let Some(sample) = group.join_next().await {
+            samples.push(sample.map_err(|error| error.to_string())??);
+        }
+        Ok(samples)
     }
 
     /// Sends one prompt and notes when its tokens come.
@@ -329,6 +367,30 @@ fn decoding_together(samples: &[Sample]) -> Option<Observation> {
     })
 }
 
+/// The step in which a prompt was computed while another request decoded: the longest gap between tokens of that one from
+/// the arrival to the first token. `None` where decoding did not go on on both sides of it.
+fn mixed_step(decoded: &Sample, arrived: &Sample) -> Option<Observation> {
+    let gaps = decoded.tokens.windows(2).enumerate();
+    let (number, gap_us) = gaps
+        .filter_map(|(number, pair)| match pair {
+            [from_us, to_us] if *to_us > arrived.sent_us && *from_us < arrived.first_us() => {
+                Some((number, to_us - from_us))
+            }
+            _ => None,
+        })
+        .max_by_key(|(_, gap_us)| *gap_us)?;
+    let goes_on = arrived.sent_us > decoded.first_us() && arrived.first_us() < decoded.last_us();
+    goes_on.then(|| {
+        let context = decoded.prompt_tokens + number + 1;
+        Observation::of_mixed_step(
+            gap_us as f64,
+            arrived.prompt_tokens,
+            arrived.cached_tokens,
+            [context],
+        )
+    })
+}
+
 /// Seeded numbers: PCG's multiplier on a 64-bit state, the high half used.
 struct Random(u64);
 
@@ -361,10 +423,73 @@ fn load_average() -> String {
     text.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-const USAGE: &str = "usage: calibrate http://HOST:PORT... [--step-tokens 2048] [--max-running 32] [--repetitions 3] \
-                     [--requests 60] [--rate 0.5] [--report target/reports/calibrate.json]";
-const PROMPT_SIZES: [usize; 8] = [200, 400, 800, 1_500, 2_500, 3_500, 4_800, 6_000];
-/// A document whose beginning is asked for again.
-const SHARED_TOKENS: usize = 4_000;
+const USAGE: &str = "usage: calibrate http://HOST:PORT... [--runs 3] [--step-tokens 2048] [--max-running 32] \
+                     [--repetitions 1] [--requests 60] [--rate 0.5] [--separate-front-end] \
+                     [--report target/reports/calibrate.json]";
+const PROMPT_SIZES: [usize; 10] = [20, 100, 300, 600, 1_000, 1_500, 2_000, 3_000, 4_500, 6_000];
+/// A document that is asked for again, whole or its beginning.
+const SHARED_TOKENS: usize = 5_984;
+/// Tokens of the document, and tokens behind them that are new.
+const CONTINUATIONS: [(usize, usize); 5] = [
+    (5_984, 20),
+    (4_000, 100),
+    (4_000, 1_500),
+    (2_016, 20),
+    (2_016, 600),
+];
 /// Requests that decode together, and the prompt tokens of each; they fit a cache of 16 384 tokens.
 const GROUPS: [(usize, usize); 6] = [(2, 400), (2, 4_000), (4, 300), (4, 2_500), (8, 200), (8, 1_200)];
+/// Prompts that arrive while a request of [`DECODING_TOKENS`] decodes; each fits one step.
+const ARRIVALS: [usize; 4] = [200, 500, 1_000, 1_800];
+const DECODING_TOKENS: usize = 400;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(sent_us: u64, prompt_tokens: usize, tokens: &[u64]) -> Sample {
+        Sample {
+            sent_us,
+            prompt_tokens,
+            cached_tokens: 0,
+            tokens: tokens.to_vec(),
+        }
+    }
+
+    #[test]
+    fn the_step_of_an_arrival_is_the_longest_gap_of_the_one_that_decodes() {
+        let decoded = sample(0, 400, &[100, 120, 140, 165, 315, 335, 700]);
+        let observed = mixed_step(&decoded, &sample(150, 900, &[316])).unwrap();
+        assert_eq!((observed.time_us, observed.steps), (150.0, 1.0));
+        assert_eq!(
+            (observed.load.prefill_tokens, observed.load.decode_context),
+            (900, 404)
+        );
+        assert_eq!(observed.through_front_end, None);
+    }
+
+    #[test]
+    fn an_arrival_beside_the_decoding_says_nothing() {
+        let decoded = sample(0, 400, &[100, 120, 140]);
+        assert_eq!(mixed_step(&decoded, &sample(90, 900, &[130])), None);
+        assert_eq!(mixed_step(&decoded, &sample(130, 900, &[300])), None);
+    }
+
+    #[test]
+    fn a_group_is_observed_only_while_all_of_it_decodes() {
+        let first: Vec<u64> = (0..20).map(|number| 1_000 + 10 * number).collect();
+        let second: Vec<u64> = (0..20).map(|number| 1_050 + 10 * number).collect();
+        let observed = decoding_together(&[sample(0, 100, &first), sample(0, 200, &second)]).unwrap();
+        assert_eq!((observed.time_us, observed.load.decodes), (10.0, 2));
+        assert_eq!(observed.load.decode_context, 110 + 210);
+    }
+
+    #[test]
+    fn options_are_read_and_strangers_refused() {
+        let read = |line: &str| Options::read(line.split(' ').map(str::to_owned));
+        let options = read("http://a:1/ --runs 2 --separate-front-end --rate 0.7").unwrap();
+        assert_eq!((options.urls, options.runs), (vec!["http://a:1".to_owned()], 2));
+        assert!(!options.shares_core && options.rate_per_s == 0.7);
+        assert!(read("--runs 2").is_err() && read("http://a:1 --rate x").is_err());
+    }
+}

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 
 mod fit;
+mod front_end;
 mod kv_cache;
 mod model;
 mod prompt;
@@ -20,6 +21,8 @@ mod request;
 mod schedule;
 
 pub use fit::{Fit, Observation};
+use front_end::Desk;
+pub use front_end::FrontEnd;
 use kv_cache::KvCache;
 pub use model::{EngineConfig, EngineModel, StepLoad, StepTimes};
 pub use prompt::{BLOCK_TOKENS, Prompt, TOKEN_BYTES};
@@ -129,6 +132,7 @@ pub struct Engine {
     model: EngineModel,
     slow_permille: u64,
     token_events: bool,
+    desk: Desk,
     cache: KvCache,
     next_id: u64,
     /// In order of arrival, preempted requests first.
@@ -148,6 +152,7 @@ impl Engine {
         Self {
             cache: KvCache::new(model.cache_blocks),
             model,
+            desk: Desk::default(),
             slow_permille: 1000,
             token_events: true,
             next_id: 0,
@@ -159,8 +164,16 @@ impl Engine {
         }
     }
 
+    /// An idle engine behind a front end: what is submitted reaches the queue once that has done its work.
+    pub fn with_front_end(model: impl Into<EngineModel>, front_end: FrontEnd) -> Self {
+        Self {
+            desk: Desk::new(front_end),
+            ..Self::new(model)
+        }
+    }
+
     /// Queues a prompt that will give `output_tokens` (at least one); its events come from [`Engine::advance`]. An idle
-    /// engine starts on it at once.
+    /// engine starts on it at once, or as soon as its front end lets it through.
     ///
     /// # Errors
     /// Refuses what an empty KV cache could not hold.
@@ -181,11 +194,18 @@ impl Engine {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         self.counters.submitted += 1;
+        let work_us = self.scaled_us(self.desk.front_end.work_us(prompt.tokens));
+        let step_runs = self.step.is_some_and(|step| step.starts_us <= now_us);
+        let taken_in = self.desk.take_in(now_us, work_us, step_runs);
+        if let Some(step) = &mut self.step {
+            step.ends_us = step.ends_us.saturating_add(taken_in.delay_us);
+            self.counters.busy_us += taken_in.delay_us;
+        }
         self.waiting
-            .push_back(Request::new(id, now_us, prompt, output_wanted));
+            .push_back(Request::new(id, taken_in.ready_us, prompt, output_wanted));
         if self.step.is_none() {
             // Nothing runs while there is no step, so nothing can be preempted, and there are no events.
-            self.start_step(now_us, &mut Vec::new());
+            self.start_step(taken_in.ready_us, &mut Vec::new());
         }
         Ok(id)
     }
@@ -243,6 +263,7 @@ impl Engine {
             .map(|request| request.id)
             .collect();
         *self = Self {
+            desk: Desk::new(self.desk.front_end),
             slow_permille: self.slow_permille,
             token_events: self.token_events,
             next_id: self.next_id,
@@ -326,6 +347,11 @@ impl Engine {
     /// What the engine can do.
     pub fn model(&self) -> &EngineModel {
         &self.model
+    }
+
+    /// A time of the model at the speed of this engine.
+    fn scaled_us(&self, time_us: f64) -> f64 {
+        time_us * self.slow_permille as f64 / 1000.0 / self.model.speed.max(f64::MIN_POSITIVE)
     }
 
     /// Blocks of a prompt that may be hit when `known_tokens` have to be there: at least one token is computed.

@@ -25,7 +25,16 @@ async fn hits_on_a_simulated_engine_are_predicted() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_calibrate"));
     command
         .args(urls)
-        .args(["--repetitions", "1", "--requests", "60", "--report"])
+        .args([
+            "--runs",
+            "1",
+            "--repetitions",
+            "1",
+            "--requests",
+            "60",
+            "--separate-front-end",
+            "--report",
+        ])
         .arg(&report)
         .args(["--rate", &speed.to_string()])
         .stdin(Stdio::null());
@@ -40,10 +49,11 @@ async fn hits_on_a_simulated_engine_are_predicted() {
     );
     println!("{text}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).expect(&text)).unwrap();
-    let number = |key: &str| report[key].as_f64().unwrap();
+    let run = &report["runs"][0];
+    let number = |key: &str| run[key].as_f64().unwrap();
     assert!(number("hit_share_measured") > 20.0, "{text}");
     let error_points = number("hit_share_predicted") - number("hit_share_measured");
     assert!(error_points.abs() <= 3.0, "{text}");
     assert!(number("prefill_token_us") > 0.0, "{text}");
-    assert_eq!(report["rows"].as_array().unwrap().len(), 120);
+    assert_eq!(run["rows"].as_array().unwrap().len(), 120);
 }

@@ -3,6 +3,7 @@
 //! Least squares over relative errors, with Huber weights so that a step which the machine interrupted counts little, and
 //! no coefficient below zero. It must never see a clock or a server: what was measured comes in as numbers.
 
+use super::front_end::FrontEnd;
 use super::model::{StepLoad, StepTimes};
 
 /// A time that was measured, and the work done in it.
@@ -14,8 +15,8 @@ pub struct Observation {
     pub steps: f64,
     /// Work of all these steps.
     pub load: StepLoad,
-    /// Whether the time includes a request's way through the server's front end.
-    pub through_front_end: bool,
+    /// Prompt tokens that went through the server's front end in that time; `None` when no request did.
+    pub through_front_end: Option<usize>,
 }
 
 impl Observation {
@@ -32,7 +33,7 @@ impl Observation {
             time_us,
             steps,
             load,
-            through_front_end: true,
+            through_front_end: Some(prompt_tokens),
         }
     }
 
@@ -44,13 +45,29 @@ impl Observation {
             time_us,
             steps: 1.0,
             load,
-            through_front_end: false,
+            through_front_end: None,
         }
+    }
+
+    /// The time of one step that prefills `prompt_tokens`, `cached_tokens` of them being cached, beside requests that
+    /// decode over `contexts`.
+    pub fn of_mixed_step(
+        time_us: f64,
+        prompt_tokens: usize,
+        cached_tokens: usize,
+        contexts: impl IntoIterator<Item = usize>,
+    ) -> Self {
+        let mut observation = Self::of_decode(time_us, contexts);
+        observation
+            .load
+            .add_prefill(prompt_tokens.saturating_sub(cached_tokens), cached_tokens);
+        observation
     }
 
     fn row(&self) -> [f64; TERMS] {
         [
-            f64::from(u8::from(self.through_front_end)),
+            f64::from(u8::from(self.through_front_end.is_some())),
+            self.through_front_end.unwrap_or(0) as f64,
             self.steps,
             self.load.prefill_tokens as f64,
             self.load.prefill_pairs,
@@ -65,6 +82,8 @@ impl Observation {
 pub struct Fit {
     /// Time of a request in the front end: parsing, hand-over, sending; not part of a step.
     pub front_end_us: f64,
+    /// Time of each token of its prompt there, cached or not.
+    pub front_end_token_us: f64,
     /// Coefficients of a step.
     pub times: StepTimes,
     /// Median of |predicted − measured| ÷ measured.
@@ -72,6 +91,15 @@ pub struct Fit {
 }
 
 impl Fit {
+    /// The front end by this fit.
+    pub fn front_end(&self, shares_core: bool) -> FrontEnd {
+        FrontEnd {
+            request_us: self.front_end_us,
+            prompt_token_us: self.front_end_token_us,
+            shares_core,
+        }
+    }
+
     /// Fits coefficients to observations; `None` when there are too few of them.
     pub fn of(observations: &[Observation]) -> Option<Self> {
         let usable: Vec<_> = observations.iter().filter(|o| o.time_us > 0.0).collect();
@@ -99,6 +127,7 @@ impl Fit {
         }
         let [
             front_end_us,
+            front_end_token_us,
             base_us,
             prefill_token_us,
             prefill_pair_us,
@@ -107,6 +136,7 @@ impl Fit {
         ] = coefficients;
         Some(Self {
             front_end_us,
+            front_end_token_us,
             times: StepTimes {
                 base_us,
                 prefill_token_us,
@@ -197,8 +227,8 @@ fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Front end, steps, and the four terms of a step's load.
-const TERMS: usize = 6;
+/// Requests and prompt tokens in the front end, steps, and the four terms of a step's load.
+const TERMS: usize = 7;
 /// Rounds of reweighting; the weights have settled long before.
 const ROUNDS: usize = 30;
 /// Errors up to this many medians count in full: 1.345 standard deviations of a normal distribution
@@ -211,6 +241,7 @@ mod tests {
 
     const TRUE: Fit = Fit {
         front_end_us: 4_000.0,
+        front_end_token_us: 2.0,
         times: StepTimes {
             base_us: 9_000.0,
             prefill_token_us: 250.0,
@@ -227,12 +258,23 @@ mod tests {
             for cached_tokens in [0, prompt_tokens / 2, prompt_tokens - 20] {
                 observations.push(Observation::of_prefill(0.0, prompt_tokens, cached_tokens, 2_048));
             }
+            for chunk in [300, 1_500] {
+                observations.push(Observation::of_mixed_step(
+                    0.0,
+                    prompt_tokens + chunk,
+                    prompt_tokens,
+                    [400],
+                ));
+            }
             for together in [1, 2, 4] {
                 observations.push(Observation::of_decode(0.0, vec![prompt_tokens; together]));
             }
         }
         for observation in &mut observations {
-            observation.time_us = f64::from(u8::from(observation.through_front_end)) * TRUE.front_end_us
+            let front_end = TRUE.front_end(false);
+            observation.time_us = observation
+                .through_front_end
+                .map_or(0.0, |prompt_tokens| front_end.work_us(prompt_tokens))
                 + (observation.steps - 1.0) * TRUE.times.base_us
                 + TRUE.times.step_us(&observation.load);
         }
@@ -242,6 +284,7 @@ mod tests {
     fn assert_close(fit: &Fit, tolerance: f64) {
         let pairs = [
             (fit.front_end_us, TRUE.front_end_us),
+            (fit.front_end_token_us, TRUE.front_end_token_us),
             (fit.times.base_us, TRUE.times.base_us),
             (fit.times.prefill_token_us, TRUE.times.prefill_token_us),
             (fit.times.prefill_pair_us, TRUE.times.prefill_pair_us),

@@ -66,10 +66,9 @@ impl EngineModel {
 
     /// The small random model of the CPU testbed on one core of a shared virtual machine, in blocks of 32 tokens.
     ///
-    /// `just calibrate --repetitions 2`, 2026-11-30, against two vLLM 0.32 servers pinned to one core each: 120
-    /// observations, median error 6.9 %, and 29 ms in the front end, which is no part of a step. Of the checking workload
-    /// the hit share was predicted to 0.12 points (58.7 for 58.8 %). Its times were not: by then other programs took more
-    /// than half of the machine.
+    /// `just calibrate`, 2026-11-30, against two vLLM 0.32 servers pinned to one core each, medians of three fits. Another
+    /// workload was then predicted to 0.9 points of hit share and 12 % of mean time to first token in the worst run, with
+    /// a front end of 7.2 ms and 4 µs a prompt token on the same core; `docs/engine-model.md` has the figures.
     pub fn cpu_small() -> Self {
         Self {
             // 512 less the one that vLLM keeps for itself.
@@ -78,11 +77,11 @@ impl EngineModel {
             max_running: 32,
             step_tokens: 2048,
             times: StepTimes {
-                base_us: 14_700.0,
-                prefill_token_us: 128.0,
-                prefill_pair_us: 0.0485,
-                decode_us: 1_660.0,
-                decode_context_us: 0.8,
+                base_us: 16_250.0,
+                prefill_token_us: 161.0,
+                prefill_pair_us: 0.044_8,
+                decode_us: 315.0,
+                decode_context_us: 0.77,
             },
             ..Self::skeleton()
         }

@@ -21,14 +21,11 @@ impl Engine {
                 self.schedule(self.running.len() - 1, &mut load);
             }
         }
-        let us = |time_us: f64| {
-            (time_us * self.slow_permille as f64 / 1000.0 / self.model.speed.max(f64::MIN_POSITIVE)).round()
-                as u64
-        };
-        let lasts_us = us(self.model.times.step_us(&load));
+        let lasts_us = self.scaled_us(self.model.times.step_us(&load)).round() as u64;
+        let prefill_us = self.scaled_us(self.model.times.prefill_us(&load)).round() as u64;
         self.counters.steps += 1;
         self.counters.busy_us += lasts_us;
-        self.counters.prefill_busy_us += us(self.model.times.prefill_us(&load));
+        self.counters.prefill_busy_us += prefill_us;
         self.counters.computed_prefill_tokens += load.prefill_tokens as u64;
         self.step = Some(Step {
             starts_us: at_us,

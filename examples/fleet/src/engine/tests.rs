@@ -497,3 +497,43 @@ fn twelve_thousand_long_requests_run_through_eight_engines() {
         began.elapsed(),
     );
 }
+
+#[test]
+fn a_front_end_comes_before_the_queue() {
+    let front_end = FrontEnd {
+        request_us: 3_000.0,
+        prompt_token_us: 10.0,
+        shares_core: false,
+    };
+    let mut engine = Engine::with_front_end(plain(64), front_end);
+    let first = engine.submit(0, prompt(1, 100), 1).unwrap();
+    let second = engine.submit(1_000, prompt(2, 50), 1).unwrap();
+    let events = engine.advance(FOREVER);
+    // 3 + 1 ms, then a step of 10 + 100 ms; the second is there long before that ends.
+    assert_eq!(prefilled(&events, first).0, 4_000 + 110_000);
+    assert_eq!(prefilled(&events, second).0, 114_000 + 60_000);
+    let late = engine.submit(500_000, prompt(3, 10), 1).unwrap();
+    assert_eq!(
+        prefilled(&engine.advance(FOREVER), late).0,
+        500_000 + 3_100 + 20_000
+    );
+}
+
+#[test]
+fn a_front_end_on_the_same_core_makes_the_running_step_longer() {
+    let front_end = FrontEnd {
+        request_us: 3_000.0,
+        prompt_token_us: 0.0,
+        shares_core: true,
+    };
+    let mut engine = Engine::with_front_end(plain(64), front_end);
+    let first = engine.submit(0, prompt(1, 100), 1).unwrap();
+    let second = engine.submit(50_000, prompt(2, 50), 1).unwrap();
+    let third = engine.submit(112_000, prompt(3, 10), 1).unwrap();
+    let events = engine.advance(FOREVER);
+    let first_us = 3_000 + 110_000 + 2 * 3_000;
+    assert_eq!(prefilled(&events, first).0, first_us);
+    // Ready at 118 ms, so it is in the step with the second.
+    assert_eq!(prefilled(&events, second).0, first_us + 70_000);
+    assert_eq!(prefilled(&events, third).0, first_us + 70_000);
+}
