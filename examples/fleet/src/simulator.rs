@@ -20,6 +20,7 @@
 //! | [`bars`] | the scenarios that the defaults are held to |
 //! | [`compare`] | policies and seeds → rows |
 //! | [`chart`] | rows → table, CSV and a page with charts |
+//! | [`replay`] | a user's own log → what each strategy would have made of it |
 //! | [`args`] | command lines |
 
 pub mod args;
@@ -30,6 +31,7 @@ pub mod gateway;
 pub mod generate;
 pub mod outcome;
 pub mod reference;
+pub mod replay;
 pub mod run;
 pub mod setup;
 pub mod trace;

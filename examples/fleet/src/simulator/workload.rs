@@ -87,11 +87,25 @@ impl Workload {
     pub fn copied(&self, copies: u64, options: &PromptOptions) -> Self {
         let mut builder = WorkloadBuilder::new(&self.name, self.block_tokens, options);
         builder.is_generated = self.is_generated;
-        for (request, arrives_us) in self.requests.iter().zip(self.arrivals_us.iter()) {
+        let mut rng = Rng::new(copies);
+        let mut start = 0;
+        while let Some(tick) = self.arrivals_us.get(start) {
+            let end = start + self.arrivals_us[start..].partition_point(|time| time == tick);
+            // Within a tick the copies are mixed at random, each in its own order: in step, a rule that counts hosts round
+            // would tell them apart.
+            let mut places: Vec<(u64, u64, usize)> = Vec::new();
             for copy in 0..copies {
-                let ids = request.block_ids(|at, id| if at == 0 { id } else { mix(id, copy) });
-                builder.push_blocks(*arrives_us, &ids, request.prompt.tokens(), request.output_tokens);
+                let mut keys: Vec<u64> = (start..end).map(|_| rng.next_u64()).collect();
+                keys.sort_unstable();
+                places.extend(keys.into_iter().zip(start..end).map(|(key, at)| (key, copy, at)));
             }
+            places.sort_unstable();
+            for (_, copy, at) in places {
+                let request = &self.requests[at];
+                let ids = request.block_ids(|at, id| if at == 0 { id } else { mix(id, copy) });
+                builder.push_blocks(*tick, &ids, request.prompt.tokens(), request.output_tokens);
+            }
+            start = end;
         }
         builder.finish()
     }
