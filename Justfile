@@ -42,6 +42,10 @@ calibrate *ARGS:
 simulate *ARGS:
     cargo run --release --package warmroute-fleet --bin simulate -- {{ARGS}}
 
+# What each strategy would have made of your own log of requests (`just replay LOG.jsonl`; `--help` tells its format)
+replay *ARGS:
+    cargo run --release --package warmroute-fleet --bin replay -- {{ARGS}}
+
 # The default strategies against their bars, on simulated engines; needs the published traces (`--traces DIR`)
 bars *ARGS:
     cargo run --release --package warmroute-fleet --bin bars -- {{ARGS}}

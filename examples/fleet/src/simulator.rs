@@ -18,14 +18,20 @@
 //! | [`outcome`] | records → figures |
 //! | [`utilisation`] | finds the scale at which the oracle spends a given share of host time in prefill |
 //! | [`bars`] | the scenarios that the defaults are held to |
-//! | [`args`] | command line of `simulate` |
+//! | [`compare`] | policies and seeds → rows |
+//! | [`chart`] | rows → table, CSV and a page with charts |
+//! | [`replay`] | a user's own log → what each strategy would have made of it |
+//! | [`args`] | command lines |
 
 pub mod args;
 pub mod bars;
+pub mod chart;
+pub mod compare;
 pub mod gateway;
 pub mod generate;
 pub mod outcome;
 pub mod reference;
+pub mod replay;
 pub mod run;
 pub mod setup;
 pub mod trace;

@@ -46,6 +46,18 @@ pub struct Placed {
     pub held: Held,
 }
 
+impl Placed {
+    /// Where a log says that a request went.
+    pub fn logged(host: Option<u16>) -> Self {
+        Self {
+            host: host.map(usize::from),
+            predicted_tokens: 0,
+            is_overflow: false,
+            held: Held::Core(None),
+        }
+    }
+}
+
 /// A request's share of a tally.
 #[derive(Debug)]
 pub enum Held {
@@ -72,7 +84,7 @@ impl Gateway {
         };
         let brain = match setup.policy {
             Policy::Core(_) => core(true),
-            Policy::LeastWork => core(false),
+            Policy::LeastWork | Policy::Logged => core(false),
             Policy::Sglang | Policy::Smetric | Policy::Lmetric | Policy::Oracle(_) => {
                 Brain::Rule(Box::new(Rule::new(setup, worker)))
             }

@@ -112,7 +112,7 @@ impl Rule {
             Policy::Sglang => self.sglang(prompt),
             Policy::Smetric => self.smetric(prompt),
             Policy::Oracle(lambda) => self.oracle(lambda, request, machines, now_ms),
-            Policy::Lmetric | Policy::Core(_) | Policy::LeastWork => self.lmetric(prompt),
+            Policy::Lmetric | Policy::Core(_) | Policy::LeastWork | Policy::Logged => self.lmetric(prompt),
         };
         let Some(choice) = choice else {
             return Placed {

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use warmroute::host_table::{Host, HostTable, Load, Slot};
 use warmroute::strategy::Rng;
 
-use super::gateway::{Gateway, Held, News};
+use super::gateway::{Gateway, Held, News, Placed};
 use super::outcome::{MachineOutcome, Outcome, Record};
 use super::setup::{Happening, MAX_GATEWAYS, MAX_HOSTS, Policy, Setup, SetupError, Sharing};
 use super::workload::Workload;
@@ -222,7 +222,10 @@ impl Simulation<'_> {
         let request = &self.workload.requests[number];
         // Which gateway gets a request is the same for every policy.
         let spread = Rng::new(self.setup.seed << 32 ^ number as u64).below(self.gateways.len());
-        let placed = self.gateways[spread].place(request, &self.machines, ms(now_us));
+        let placed = match self.setup.policy {
+            Policy::Logged => Placed::logged(self.setup.logged_hosts.get(number).copied()),
+            _ => self.gateways[spread].place(request, &self.machines, ms(now_us)),
+        };
         let host = placed.host.unwrap_or_else(|| self.any_listed());
         let mut held = placed.held;
         let record = &mut self.records[number];
@@ -546,3 +549,115 @@ const fn ms(us: u64) -> u64 {
 const EPOCH_MS: u64 = 1_790_000_000_000;
 /// Gateways look this often whether they have news for each other, microseconds; it counts towards the delay.
 const SHARE_US: u64 = 20_000;
+
+#[cfg(test)]
+mod tests {
+    use warmroute::config::StrategyName;
+    use warmroute::prompt::PromptOptions;
+
+    use super::*;
+    use crate::simulator::generate::conversation;
+    use crate::simulator::outcome::Summary;
+
+    const HYBRID: Policy = Policy::Core(StrategyName::Hybrid);
+    const LEAST_OUTSTANDING: Policy = Policy::Core(StrategyName::LeastOutstanding);
+
+    fn small() -> Workload {
+        conversation(600, 7, &PromptOptions::default())
+    }
+
+    fn setup(policy: Policy) -> Setup {
+        let mut setup = Setup::new(EngineModel::llama_70b_h100x4(), 1_500_000, policy);
+        setup.hosts = 4;
+        setup
+    }
+
+    fn summary(workload: &Workload, setup: &Setup) -> (Outcome, Summary) {
+        let arrivals = workload.arrivals(1.0, setup.seed);
+        let outcome = run(workload, &arrivals, setup, |_| {}).unwrap();
+        let summary = outcome.summary(workload, setup);
+        (outcome, summary)
+    }
+
+    #[test]
+    fn every_request_ends_once_and_equal_seeds_give_equal_runs() {
+        let workload = small();
+        for policy in Policy::ALL {
+            let (first, figures) = summary(&workload, &setup(policy));
+            assert_eq!((figures.finished, figures.failed), (600, 0), "{policy}");
+            assert!(
+                first
+                    .records
+                    .iter()
+                    .all(|r| r.ttft_us <= r.latency_us && r.ttft_us.is_some())
+            );
+            assert!(figures.hit_share <= workload.ideal_hit_share());
+        }
+        let times = |setup: &Setup| -> Vec<_> {
+            let records = summary(&workload, setup).0.records;
+            records.iter().map(|r| (r.host, r.ttft_us)).collect()
+        };
+        let hybrid = setup(HYBRID);
+        assert_eq!(times(&hybrid), times(&hybrid));
+        assert_ne!(
+            times(&hybrid),
+            times(&Setup {
+                seed: 2,
+                ..hybrid.clone()
+            })
+        );
+    }
+
+    #[test]
+    fn knowledge_of_caches_is_worth_something_and_perfect_knowledge_most() {
+        let workload = small();
+        let mean = |policy| summary(&workload, &setup(policy)).1.mean_ms;
+        let oracle = mean(Policy::ORACLES[1]);
+        assert!(oracle <= mean(LEAST_OUTSTANDING));
+        assert!(mean(HYBRID) <= mean(LEAST_OUTSTANDING));
+        assert!(oracle <= 1.02 * mean(HYBRID));
+    }
+
+    #[test]
+    fn a_restart_loses_requests_and_predictions_and_a_failing_host_is_left() {
+        let workload = small();
+        let mut fleet = setup(HYBRID);
+        fleet.happenings = vec![
+            (40_000_000, Happening::Restart(1)),
+            (60_000_000, Happening::Fail(2)),
+            (90_000_000, Happening::Remove(0)),
+            (90_000_000, Happening::Add),
+        ];
+        let (outcome, figures) = summary(&workload, &fleet);
+        assert!(figures.failed > 0 && figures.finished + figures.failed == 600);
+        let [predicted, cached, prompt] = outcome.hits_between(&workload, 1, 40_600_000, 80_000_000);
+        assert!(
+            prompt > 0 && predicted <= cached + prompt / 20,
+            "{predicted} {cached} of {prompt}"
+        );
+        assert!(outcome.traffic_share(2, 62_000_000, u64::MAX) < 0.05);
+        assert!(outcome.traffic_share(4, 91_000_000, u64::MAX) > 0.1);
+        assert!(outcome.traffic_share(0, 91_000_000, u64::MAX) == 0.0);
+    }
+
+    #[test]
+    fn gateways_that_share_place_better_than_gateways_that_do_not() {
+        let workload = small();
+        let of = |sharing| {
+            let fleet = Setup {
+                gateways: 4,
+                sharing,
+                ..setup(HYBRID)
+            };
+            summary(&workload, &fleet).1
+        };
+        let (alone, placements, all) = (
+            of(Sharing::Nothing),
+            of(Sharing::Placements { delay_ms: 100 }),
+            of(Sharing::All { delay_ms: 100 }),
+        );
+        assert_eq!(all.finished, 600);
+        assert!(placements.hit_share > alone.hit_share && all.hit_share > alone.hit_share);
+        assert!(all.mean_ms < alone.mean_ms);
+    }
+}

@@ -29,6 +29,8 @@ pub struct Setup {
     pub poll_delay_ms: u64,
     /// The rule that chooses hosts.
     pub policy: Policy,
+    /// Where each request goes under [`Policy::Logged`].
+    pub logged_hosts: std::sync::Arc<[u16]>,
     /// Keys of the pool's configuration as JSON, without `strategy` and `discovery`.
     pub pool_config: String,
     /// What happens to hosts, and when.
@@ -86,6 +88,8 @@ pub enum Policy {
     Lmetric,
     /// The cost rule with true caches and true backlogs.
     Oracle(Lambda),
+    /// Each request goes where a log says that it went.
+    Logged,
 }
 
 /// What recomputing a token costs beyond its time.
@@ -122,6 +126,7 @@ impl Setup {
             poll_ms: 500,
             poll_delay_ms: 20,
             policy,
+            logged_hosts: std::sync::Arc::default(),
             pool_config: "{}".to_owned(),
             happenings: Vec::new(),
             seed: 1,
@@ -135,9 +140,12 @@ impl Setup {
     pub fn pool_config(&self) -> Result<PoolConfig, SetupError> {
         let strategy = match self.policy {
             Policy::Core(name) => name,
-            Policy::LeastWork | Policy::Sglang | Policy::Smetric | Policy::Lmetric | Policy::Oracle(_) => {
-                StrategyName::Hybrid
-            }
+            Policy::LeastWork
+            | Policy::Sglang
+            | Policy::Smetric
+            | Policy::Lmetric
+            | Policy::Oracle(_)
+            | Policy::Logged => StrategyName::Hybrid,
         };
         pool_config(&self.pool_config, strategy)
     }
@@ -216,6 +224,7 @@ impl fmt::Display for Policy {
             Self::Smetric => f.write_str("smetric"),
             Self::Lmetric => f.write_str("lmetric"),
             Self::Oracle(Lambda::Fixed(number)) => write!(f, "oracle:{number}"),
+            Self::Logged => f.write_str("as logged"),
             Self::Oracle(Lambda::Utilisation) => f.write_str("oracle:util"),
         }
     }

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use warmroute::prompt::PromptOptions;
 
-use super::workload::{Workload, WorkloadBuilder};
+use super::workload::{CHAT_PATH, Workload, WorkloadBuilder};
 use crate::engine::BLOCK_TOKENS;
 
 /// A published trace.
@@ -172,8 +172,9 @@ fn aibrix(path: &Path, options: &PromptOptions) -> Result<Workload, TraceError> 
         for request in line.requests {
             let messages = serde_json::json!([{"role": "user", "content": request.prompt}]);
             let body = serde_json::json!({"model": "m", "stream": true, "messages": messages}).to_string();
-            builder.push_chat(
+            builder.push_body(
                 line.timestamp * 1000,
+                CHAT_PATH,
                 body.as_bytes(),
                 &request.prompt,
                 request.output_length,
@@ -203,7 +204,13 @@ fn chats(directory: &Path, options: &PromptOptions) -> Result<Workload, TraceErr
     let first_us = calls.first().map_or(0, |call| call.0);
     for (time_us, messages, output) in calls {
         let body = serde_json::json!({"model": "m", "stream": true, "messages": messages}).to_string();
-        builder.push_chat(time_us - first_us, body.as_bytes(), &messages.to_string(), output);
+        builder.push_body(
+            time_us - first_us,
+            CHAT_PATH,
+            body.as_bytes(),
+            &messages.to_string(),
+            output,
+        );
     }
     Ok(builder.finish())
 }

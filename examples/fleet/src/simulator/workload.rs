@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use warmroute::chunk::PrefixKeys;
+use warmroute::chunk::{PrefixKeys, mix};
 use warmroute::prompt::{Api, BodyEnd, PromptInput, PromptOptions, extract};
 use warmroute::strategy::Rng;
 
@@ -81,6 +81,50 @@ impl Workload {
         self.requests.iter().map(|request| request.prompt.tokens()).sum()
     }
 
+    /// The workload `copies` times at once; beyond the first block, which all share, each copy has texts of its own. For
+    /// workloads told as block ids.
+    #[must_use]
+    pub fn copied(&self, copies: u64, options: &PromptOptions) -> Self {
+        let mut builder = WorkloadBuilder::new(&self.name, self.block_tokens, options);
+        builder.is_generated = self.is_generated;
+        let mut rng = Rng::new(copies);
+        let mut start = 0;
+        while let Some(tick) = self.arrivals_us.get(start) {
+            let end = start + self.arrivals_us[start..].partition_point(|time| time == tick);
+            // Within a tick the copies are mixed at random, each in its own order: in step, a rule that counts hosts round
+            // would tell them apart.
+            let mut places: Vec<(u64, u64, usize)> = Vec::new();
+            for copy in 0..copies {
+                let mut keys: Vec<u64> = (start..end).map(|_| rng.next_u64()).collect();
+                keys.sort_unstable();
+                places.extend(keys.into_iter().zip(start..end).map(|(key, at)| (key, copy, at)));
+            }
+            places.sort_unstable();
+            for (_, copy, at) in places {
+                let request = &self.requests[at];
+                let ids = request.block_ids(|at, id| if at == 0 { id } else { mix(id, copy) });
+                builder.push_blocks(*tick, &ids, request.prompt.tokens(), request.output_tokens);
+            }
+            start = end;
+        }
+        builder.finish()
+    }
+
+    /// About one of `parts` of the requests, with whole conversations: what has the second block in common stays together.
+    #[must_use]
+    pub fn part(&self, parts: u64, seed: u64, options: &PromptOptions) -> Self {
+        let mut builder = WorkloadBuilder::new(&self.name, self.block_tokens, options);
+        builder.is_generated = self.is_generated;
+        for (request, arrives_us) in self.requests.iter().zip(self.arrivals_us.iter()) {
+            let ids = request.block_ids(|_, id| id);
+            let root = ids.get(1).or(ids.first()).copied().unwrap_or(0);
+            if mix(root, seed) % parts.max(1) == 0 {
+                builder.push_blocks(*arrives_us, &ids, request.prompt.tokens(), request.output_tokens);
+            }
+        }
+        builder.finish()
+    }
+
     /// The first `count` requests.
     #[must_use]
     pub fn truncated(&self, count: usize) -> Self {
@@ -94,6 +138,16 @@ impl Workload {
 }
 
 impl Request {
+    /// Ids of the full blocks, and one that follows from the keys for the rest.
+    fn block_ids(&self, of: impl Fn(usize, u64) -> u64) -> Vec<u64> {
+        let rest = self
+            .keys
+            .deepest()
+            .map_or(0, |key| mix(key.hash.0, self.prompt.tokens() as u64));
+        let ids = self.prompt.blocks().iter().copied().chain([rest]);
+        ids.enumerate().map(|(at, id)| of(at, id)).collect()
+    }
+
     /// Time to first token alone on an idle engine which holds all that any earlier request has computed, microseconds:
     /// no router can do better.
     pub fn unloaded_us(&self, model: &EngineModel) -> f64 {
@@ -156,7 +210,7 @@ impl WorkloadBuilder {
             left = left.saturating_sub(block_bytes);
         }
         self.body.extend_from_slice(BODY_TAIL);
-        let keys = keys_of(&self.body, &self.options);
+        let keys = keys_of(CHAT_PATH, &self.body, &self.options);
         let full = tokens / self.block_tokens;
         let blocks = &block_ids[..full.min(block_ids.len())];
         self.push(
@@ -167,9 +221,16 @@ impl WorkloadBuilder {
         );
     }
 
-    /// Adds a request told as a chat body and the text that an engine would render of it.
-    pub fn push_chat(&mut self, arrives_us: u64, body: &[u8], rendered: &str, output_tokens: usize) {
-        let keys = keys_of(body, &self.options);
+    /// Adds a request told as a body for an API's path, and the text that an engine would render of it.
+    pub fn push_body(
+        &mut self,
+        arrives_us: u64,
+        path: &str,
+        body: &[u8],
+        rendered: &str,
+        output_tokens: usize,
+    ) {
+        let keys = keys_of(path, body, &self.options);
         let prompt = Prompt::from_text(rendered.as_bytes(), &[], self.block_tokens);
         self.push(arrives_us, prompt, keys, output_tokens);
     }
@@ -205,11 +266,11 @@ impl WorkloadBuilder {
     }
 }
 
-/// The keys that the filter would take of a chat body.
-pub fn keys_of(body: &[u8], options: &PromptOptions) -> PrefixKeys {
+/// The keys that the filter would take of a body.
+pub fn keys_of(path: &str, body: &[u8], options: &PromptOptions) -> PrefixKeys {
     let input = PromptInput {
-        api: Api::OpenAiChat,
-        path: "/v1/chat/completions",
+        api: Api::from_path(path).unwrap_or(Api::OpenAiChat),
+        path,
         body,
         end: BodyEnd::EndOfStream,
         tenant: None,
@@ -236,6 +297,8 @@ fn write_block_text(id: u64, bytes: usize, out: &mut Vec<u8>) {
     }
 }
 
+/// Path of a chat request.
+pub const CHAT_PATH: &str = "/v1/chat/completions";
 const BODY_HEAD: &[u8] = br#"{"model":"m","stream":true,"messages":[{"role":"user","content":""#;
 const BODY_TAIL: &[u8] = br#""}]}"#;
 /// Ticks of the Mooncake traces are about 3 s apart; what a longer gap means is not known.

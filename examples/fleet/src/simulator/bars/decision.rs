@@ -4,23 +4,24 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use warmroute::candidate::{Fleet, FleetSettings};
+use warmroute::chunk::{Chain, PrefixKeys};
 use warmroute::config::StrategyName;
 use warmroute::host_table::{Host, HostTable, Load, Slot};
 use warmroute::pool::{DecisionInput, Pool};
 use warmroute::prompt::{Api, BodyEnd};
-use warmroute::recent::{RecentPrefixes, RecentSettings};
+use warmroute::recent::{Homes, RecentPrefixes, RecentSettings};
 use warmroute::strategy::{Query, Rng, StrategySettings, decide};
 
 use super::Verdict;
 use super::jobs::JUDGED;
 use crate::simulator::setup::{Policy, pool_config};
-use crate::simulator::workload::keys_of;
+use crate::simulator::workload::{CHAT_PATH, keys_of};
 
 /// Name of the lines.
 pub(super) const NAME: &str = "decision";
 
 /// Times decisions on a prompt of 32 KiB: medians over rounds, microseconds.
-pub(super) fn measure() -> Vec<Verdict> {
+pub(super) fn measure(tell: impl Fn(&str)) -> Vec<Verdict> {
     let line = |what: &str, bar: f64, of: &dyn Fn(StrategyName) -> f64| {
         let figures = JUDGED.iter().map(|policy| {
             let figure = match policy {
@@ -37,6 +38,14 @@ pub(super) fn measure() -> Vec<Verdict> {
             figures: figures.collect(),
         }
     };
+    let parts = JUDGED.map(|policy| match policy {
+        Policy::Core(strategy) => format!("{policy} {:.1} µs", whole_us(strategy)),
+        _ => String::new(),
+    });
+    tell(&format!(
+        "decision: a body's bytes to a recorded placement, JSON included: {}",
+        parts.join(", ")
+    ));
     vec![
         line("µs at 8 hosts, keys given", 3.0, &|strategy| {
             keyed_us(strategy, 8)
@@ -48,49 +57,111 @@ pub(super) fn measure() -> Vec<Verdict> {
     ]
 }
 
+/// Lookup and ranking.
 fn keyed_us(strategy: StrategyName, hosts: u16) -> f64 {
-    let Some((mut pool, bodies)) = warm_pool(strategy, hosts) else {
+    let Some(mut bench) = Bench::new(strategy, hosts) else {
         return f64::INFINITY;
     };
-    let options = pool.config().prompt.clone();
-    let mut fleet = Fleet::new(FleetSettings::default());
-    fleet.update(&table(hosts), NOW_MS);
-    let settings = StrategySettings::new(strategy);
-    let mut recent = RecentPrefixes::new(RecentSettings::default());
-    let keys: Vec<_> = bodies.iter().map(|body| keys_of(body, &options)).collect();
-    for keys in &keys {
-        let _ = pool.decide_keyed(keys, None, NOW_MS);
-    }
-    let homes: Vec<_> = keys
-        .iter()
-        .map(|keys| recent.observe(keys, fleet.traffic(), NOW_MS))
-        .collect();
-    let mut rng = Rng::new(1);
     median_us(|at| {
+        let (keys, homes) = (&bench.keys[at], bench.homes[at]);
         let query = Query {
-            matches: pool.index().lookup(&keys[at], NOW_MS),
-            ..Query::new(homes[at], keys[at].prompt_bytes, NOW_MS)
+            matches: bench.pool.index().lookup(keys, NOW_MS),
+            ..Query::new(homes, keys.prompt_bytes, NOW_MS)
         };
-        black_box(decide(&settings, &mut fleet, &query, &mut rng));
+        black_box(decide(&bench.settings, &mut bench.fleet, &query, &mut bench.rng));
     })
 }
 
-/// The whole of it from the body's bytes on, the placement recorded.
+/// The same, the keys made of the prompt's text before.
 fn hashed_us(strategy: StrategyName) -> f64 {
-    let (Some((mut pool, bodies)), Some(api)) = (warm_pool(strategy, 8), Api::from_path(PATH)) else {
+    let Some(mut bench) = Bench::new(strategy, 8) else {
+        return f64::INFINITY;
+    };
+    median_us(|at| {
+        let mut chain = Chain::new(512 << 10);
+        chain.text(bench.texts[at].as_bytes());
+        let bytes = chain.text_bytes();
+        let keys = PrefixKeys::new(at as u64, 0, &chain.into_points(), bytes);
+        let query = Query {
+            matches: bench.pool.index().lookup(&keys, NOW_MS),
+            ..Query::new(bench.homes[at], keys.prompt_bytes, NOW_MS)
+        };
+        black_box(decide(&bench.settings, &mut bench.fleet, &query, &mut bench.rng));
+    })
+}
+
+/// All that a request takes from its body's bytes on, the placement recorded.
+fn whole_us(strategy: StrategyName) -> f64 {
+    let (Some(mut bench), Some(api)) = (Bench::new(strategy, 8), Api::from_path(CHAT_PATH)) else {
         return f64::INFINITY;
     };
     median_us(|at| {
         let input = DecisionInput {
             api,
-            path: PATH,
-            body: Some((&bodies[at], BodyEnd::EndOfStream)),
+            path: CHAT_PATH,
+            body: Some((&bench.bodies[at], BodyEnd::EndOfStream)),
             content_length: None,
             tenant: None,
             session: None,
         };
-        black_box(pool.decide(&input, NOW_MS));
+        black_box(bench.pool.decide(&input, NOW_MS));
     })
+}
+
+/// A pool that placed every prompt once, and what a decision takes.
+struct Bench {
+    pool: Pool,
+    fleet: Fleet,
+    settings: StrategySettings,
+    rng: Rng,
+    texts: Vec<String>,
+    bodies: Vec<Vec<u8>>,
+    keys: Vec<PrefixKeys>,
+    homes: Vec<Homes>,
+}
+
+impl Bench {
+    fn new(strategy: StrategyName, hosts: u16) -> Option<Self> {
+        let mut pool = Pool::new(pool_config("{}", strategy).ok()?, 1);
+        pool.apply_table(&table(hosts).encode(), NOW_MS).ok()?;
+        let mut fleet = Fleet::new(FleetSettings::default());
+        fleet.update(&table(hosts), NOW_MS);
+        let text = |prompt: usize| -> String {
+            let words = 0..PROMPT_BYTES / 8;
+            words
+                .map(|word| format!("{:07x} ", word * 31 + prompt * 7_919))
+                .collect()
+        };
+        let body = |text: &String| {
+            let messages = serde_json::json!([{"role": "user", "content": text}]);
+            let body = serde_json::json!({"model": "m", "stream": true, "messages": messages});
+            body.to_string().into_bytes()
+        };
+        let texts: Vec<String> = (0..PROMPTS).map(text).collect();
+        let bodies: Vec<Vec<u8>> = texts.iter().map(body).collect();
+        let options = pool.config().prompt.clone();
+        let keys: Vec<_> = bodies
+            .iter()
+            .map(|body| keys_of(CHAT_PATH, body, &options))
+            .collect();
+        for keys in &keys {
+            let _ = pool.decide_keyed(keys, None, NOW_MS);
+        }
+        let mut recent = RecentPrefixes::new(RecentSettings::default());
+        let homes = keys
+            .iter()
+            .map(|keys| recent.observe(keys, fleet.traffic(), NOW_MS));
+        Some(Self {
+            homes: homes.collect(),
+            pool,
+            fleet,
+            settings: StrategySettings::new(strategy),
+            rng: Rng::new(1),
+            texts,
+            bodies,
+            keys,
+        })
+    }
 }
 
 fn median_us(mut round: impl FnMut(usize)) -> f64 {
@@ -103,21 +174,6 @@ fn median_us(mut round: impl FnMut(usize)) -> f64 {
         .collect();
     times.sort_unstable_by(f64::total_cmp);
     times[ROUNDS / 2]
-}
-
-fn warm_pool(strategy: StrategyName, hosts: u16) -> Option<(Pool, Vec<Vec<u8>>)> {
-    let mut pool = Pool::new(pool_config("{}", strategy).ok()?, 1);
-    pool.apply_table(&table(hosts).encode(), NOW_MS).ok()?;
-    let body = |prompt: usize| {
-        let text: String = (0..PROMPT_BYTES / 8)
-            .map(|word| format!("{:07x} ", word * 31 + prompt * 7_919))
-            .collect();
-        let messages = serde_json::json!([{"role": "user", "content": text}]);
-        serde_json::json!({"model": "m", "stream": true, "messages": messages})
-            .to_string()
-            .into_bytes()
-    };
-    Some((pool, (0..PROMPTS).map(body).collect()))
 }
 
 fn table(hosts: u16) -> HostTable {
@@ -142,7 +198,6 @@ fn table(hosts: u16) -> HostTable {
     }
 }
 
-const PATH: &str = "/v1/chat/completions";
 const NOW_MS: u64 = 1_790_000_000_000;
 const PROMPT_BYTES: usize = 32 << 10;
 const PROMPTS: usize = 64;

@@ -39,7 +39,7 @@ pub enum RunError {
 }
 
 /// Rows that every scenario has.
-pub const JUDGED: [Policy; 2] = [
+pub(super) const JUDGED: [Policy; 2] = [
     Policy::Core(StrategyName::Hybrid),
     Policy::Core(StrategyName::CacheAware),
 ];
@@ -133,7 +133,7 @@ pub fn run(args: &BarsArgs, tell: impl Fn(&str) + Sync) -> (Vec<Verdict>, Result
     let results = results.into_inner().unwrap_or_default();
     let mut verdicts = lines::judge(&results, is_wanted);
     if is_wanted(decision::NAME) {
-        verdicts.extend(decision::measure());
+        verdicts.extend(decision::measure(&tell));
     }
     (verdicts, results)
 }
@@ -179,14 +179,24 @@ impl Shared<'_> {
         let Some((lever, share)) = scenario.load else {
             return Ok(Scale::ONE);
         };
+        let source = scenario.source.whole();
         let key = format!(
-            "{:?} {} {} {share}",
-            scenario.source, scenario.is_small_engine, scenario.kv_tokens
+            "{source:?} {} {} {share}",
+            scenario.is_small_engine, scenario.kv_tokens
         );
         let slot = slot_of(&self.scales, key);
-        let workload = self.workload(scenario.source, 1)?;
+        let workload = self.workload(source, 1)?;
         let found = slot.get_or_init(|| Scale::find(&workload, base, lever, share, Scale::ONE).ok());
         found.ok_or(RunError::Setup(SetupError::Fleet))
+    }
+}
+
+impl Source {
+    fn whole(self) -> Self {
+        match self {
+            Self::Copies(_) | Self::Part(_) => Self::Trace(Trace::Conversation),
+            Self::Trace(_) | Self::Tenants | Self::HotPrefix => self,
+        }
     }
 }
 
@@ -269,7 +279,13 @@ fn make(source: Source, seed: u64, traces: Option<&Path>) -> Result<Workload, Ru
         (Source::Trace(trace), Some(directory)) => trace.load(directory, &options).map_err(RunError::Trace),
         (Source::Trace(Trace::Conversation), None) => Ok(generate::conversation(12_031, 1, &options)),
         (Source::Trace(_), None) => Err(RunError::NoTraces),
+        (Source::Copies(copies), _) => Ok(conversation(traces)?.copied(copies, &options)),
+        (Source::Part(parts), _) => Ok(conversation(traces)?.part(parts, seed, &options)),
         (Source::Tenants, _) => Ok(SharedPrefixes::tenants().generate(seed, &options)),
         (Source::HotPrefix, _) => Ok(SharedPrefixes::hot_prefix().generate(seed, &options)),
     }
+}
+
+fn conversation(traces: Option<&Path>) -> Result<Workload, RunError> {
+    make(Source::Trace(Trace::Conversation), 0, traces)
 }

@@ -18,7 +18,8 @@ pub struct Scenario {
     pub is_small_engine: bool,
     /// KV cache of a host, tokens.
     pub kv_tokens: usize,
-    /// Share of the hosts' time that the oracle spends in prefill, and what is scaled to reach it.
+    /// Share of the hosts' time that the oracle spends in prefill, and what is scaled to reach it; copies and parts of a
+    /// trace take the scale of the whole on eight hosts.
     pub load: Option<(Lever, f64)>,
     /// Factor for the speed of arrivals after that.
     pub arrivals: f64,
@@ -35,6 +36,10 @@ pub struct Scenario {
 pub enum Source {
     /// A published trace.
     Trace(Trace),
+    /// The conversation trace so many times at once, each with texts of its own behind the block that all share.
+    Copies(u64),
+    /// One of so many parts of it, each with whole conversations.
+    Part(u64),
     /// 150 tenants with a prefix of 6144 tokens each, 14 requests a second for 600 s.
     Tenants,
     /// One prefix of 4096 tokens on 70 % of the requests.
@@ -177,7 +182,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ..conversation("8b50", 0.50)
     },
     Scenario {
-        arrivals: 0.25,
+        source: Source::Part(4),
         others: &[ROUND_ROBIN],
         vary: |setup| setup.hosts = 2,
         ..conversation("hosts2", 0.55)
@@ -187,7 +192,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ..conversation("hosts8", 0.55)
     },
     Scenario {
-        arrivals: 8.0,
+        source: Source::Copies(8),
         others: &[ROUND_ROBIN],
         vary: |setup| setup.hosts = 64,
         ..conversation("hosts64", 0.55)
@@ -243,8 +248,3 @@ pub const SCENARIOS: &[Scenario] = &[
         ..conversation("small-kv-known", 0.55)
     },
 ];
-
-/// The scenario of that name.
-pub fn scenario(name: &str) -> Option<&'static Scenario> {
-    SCENARIOS.iter().find(|scenario| scenario.name == name)
-}
