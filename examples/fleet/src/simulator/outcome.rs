@@ -12,7 +12,7 @@ pub struct Outcome {
     pub records: Vec<Record>,
     /// What each host's engine did.
     pub machines: Vec<MachineOutcome>,
-    /// From the first to the last arrival, microseconds.
+    /// From the first arrival to the end of the last answer, microseconds.
     pub span_us: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct Summary {
     pub max_mean_work: f64,
     /// Decisions that left the home.
     pub overflow_share: f64,
-    /// Share of the hosts' time spent in prefill while requests arrived.
+    /// Share of the hosts' time spent in prefill, from the first arrival to the last answer's end.
     pub prefill_share: f64,
     /// Preemptions.
     pub preemptions: u64,

@@ -474,9 +474,13 @@ impl Simulation<'_> {
                 preemptions: counters.preemptions,
             }
         };
+        let ends = self
+            .records
+            .iter()
+            .map(|record| record.arrived_us + record.latency_us.unwrap_or(0));
         Outcome {
             machines: self.machines.iter().map(machine).collect(),
-            span_us: self.arrivals_us.last().unwrap_or(&0) - self.arrivals_us.first().unwrap_or(&0),
+            span_us: ends.max().unwrap_or(0) - self.arrivals_us.first().unwrap_or(&0),
             records: self.records,
         }
     }
