@@ -96,7 +96,7 @@ pub(super) fn ttft(loads: &[(&str, &LoadResult)], (from_s, to_s): (f64, f64)) ->
         let name = escape(strategy);
         let _ = write!(
             body,
-            r#"<text x="4" y="{:.0}">{name}</text><text class="small halo" x="{:.0}" y="{:.0}" text-anchor="end">median {}, p99 {}</text>"#,
+            r#"<text class="halo" x="4" y="{:.0}">{name}</text><text class="small halo" x="{:.0}" y="{:.0}" text-anchor="end">median {}, p99 {}</text>"#,
             top + 14.0,
             WIDTH - 4.0,
             top + 14.0,
@@ -126,7 +126,7 @@ pub(super) fn ttft(loads: &[(&str, &LoadResult)], (from_s, to_s): (f64, f64)) ->
 
 /// Hit share of each host and of all: one row a strategy.
 pub(super) fn hit_shares(loads: &[(&str, &LoadResult)], replicas: usize) -> String {
-    let left = 106.0;
+    let left = 112.0;
     let cell = (WIDTH - left - 4.0) / (replicas as f64 + 1.3);
     let mut body = String::new();
     let label = |body: &mut String, column: f64, text: &str| {
@@ -144,7 +144,7 @@ pub(super) fn hit_shares(loads: &[(&str, &LoadResult)], replicas: usize) -> Stri
         let top = 18.0 + row as f64 * 24.0;
         let _ = write!(
             body,
-            r#"<text x="4" y="{:.0}">{}</text>"#,
+            r#"<text x="0" y="{:.0}">{}</text>"#,
             top + 15.0,
             escape(strategy)
         );

@@ -63,8 +63,7 @@ impl Page<'_> {
             );
         }
         text.push('.');
-        let fastest = self.totals().map(|row| row.ttft_mean_s).fold(f64::MAX, f64::min);
-        if late_s > fastest * LATE_SHARE {
+        if self.machine_was_too_busy() {
             text.push_str(
                 " This machine was too busy for these figures: what they show is partly its load, not routing.",
             );
@@ -72,16 +71,23 @@ impl Page<'_> {
         text
     }
 
+    /// Whether the load generator itself was late by a good part of what was to be measured.
+    fn machine_was_too_busy(&self) -> bool {
+        let late_s = self.runs.iter().map(Run::late_p99_s).fold(0.0, f64::max);
+        let fastest_s = self.totals().map(|row| row.ttft_mean_s).fold(f64::MAX, f64::min);
+        late_s > fastest_s * LATE_SHARE
+    }
+
     fn opening(&self, out: &mut String) {
         let fleet = &self.workload.fleet;
         let sent = self.totals().map(|row| row.requests).max().unwrap_or_default();
-        let _ = write!(
+        let _ = writeln!(
             out,
             "<header><h1>Warmroute: what routing to warm caches does</h1>\
              <p>The same {sent} LLM requests were sent through {} to {} simulated replicas, once under each of {} routing \
              strategies. A replica that has served a prompt's beginning before still has it in its <b>KV cache</b> and \
              skips that part of the work; any other replica computes it anew. What a user notices is the <b>time to \
-             first token (TTFT)</b>: how long it takes until the answer begins.</p></header>\n",
+             first token (TTFT)</b>: how long it takes until the answer begins.</p></header>",
             escape(&self.envoy),
             fleet.replicas,
             self.runs.len()
@@ -131,7 +137,12 @@ impl Page<'_> {
         }
         let _ = writeln!(
             out,
-            "</ul>\n<p class=\"see\">{}</p></section>",
+            "</ul>\n<p class=\"{}\">{}</p></section>",
+            if self.machine_was_too_busy() {
+                "warn"
+            } else {
+                "see"
+            },
             escape(&self.conditions())
         );
     }
@@ -140,7 +151,7 @@ impl Page<'_> {
         out.push_str(
             "<section><h2>How long until the answer begins</h2>\n<p>Pale: all but the fastest and the slowest 1 % of the \
              requests. Solid: the middle half. Notch: the median. The scale is logarithmic: each labelled line is ten \
-             times the one before.</p>\n<div class=\"panels\">",
+             times the one before.</p>\n<div class=\"panels aligned\">",
         );
         let range = charts::log_range(self.runs.iter().flat_map(|run| &run.phases));
         for (number, phase) in self.workload.phases.iter().enumerate() {
@@ -157,7 +168,7 @@ impl Page<'_> {
                     let _ = write!(
                         out,
                         "The slowest 1 % waited {} or longer under prefix_hash, which keeps the hot prompt on one \
-                         replica, and {} under hybrid, which gives it as many as it needs.",
+                         replica, and {} under hybrid, which lets it spread.",
                         seconds(hash.ttft_p99_s),
                         seconds(hybrid.ttft_p99_s)
                     );
@@ -201,8 +212,8 @@ impl Page<'_> {
             .collect();
         let _ = write!(
             out,
-            "<section><h2>Which replica was busy when</h2>\n<p>One row a replica, time from left to right; the darker, the \
-             more requests were waiting or running there.</p>{}\n<div class=\"panels\">",
+            "<section><h2>Which replica was busy when</h2>\n<p>One row a replica, time from left to right; the stronger \
+             the colour, the more requests were waiting or running there.</p>{}\n<div class=\"panels\">",
             charts::load_legend(most)
         );
         for run in self.runs {
@@ -226,8 +237,8 @@ impl Page<'_> {
             );
         }
         out.push_str(
-            "</div>\n<p class=\"see\">An even, pale picture is what you want. One dark row among pale ones is a replica \
-             where requests queue while the others idle; everything dark is a fleet that computes too much \
+            "</div>\n<p class=\"see\">An even, faint picture is what you want. One strong row among faint ones is a replica \
+             where requests queue while the others idle; all rows strong is a fleet that computes too much \
              anew.</p></section>\n",
         );
     }
@@ -240,7 +251,7 @@ impl Page<'_> {
         for (number, phase) in self.workload.phases.iter().enumerate() {
             let _ = write!(
                 out,
-                "<figure><h3>{}</h3>{}<figcaption>Darker is warmer.",
+                "<figure><h3>{}</h3>{}<figcaption>The stronger the colour, the warmer.",
                 escape(&phase.title),
                 charts::hit_shares(&self.loads(number), self.workload.fleet.replicas)
             );
@@ -371,7 +382,8 @@ impl Page<'_> {
             let home = row.reasons.get("home").copied().unwrap_or_default();
             let share = 100.0 * (total - home) as f64 / total.max(1) as f64;
             Some(format!(
-                "{share:.0} % of hybrid’s requests left their home, and hit {:.0} % of their tokens all the same.",
+                "{share:.0} % of hybrid’s requests left their home; even so, {:.0} % of all prompt tokens were found in a \
+                 cache.",
                 row.hit_share * 100.0
             ))
         };
@@ -537,7 +549,7 @@ fn explained(reason: &str) -> &'static str {
     match reason {
         "home" => "the prompt’s home",
         "warm_host" => "another replica costs less and holds more of the prompt",
-        "overflow_cost" => "another replica costs less: the home is too busy",
+        "overflow_cost" => "another replica costs less than the home",
         "overflow_waiting" | "overflow_kv_usage" | "overflow_in_flight" => "the home is over a threshold",
         "overflow_failing" => "the home failed lately",
         "table_stale" | "no_table" => "the load of the replicas was not known",
