@@ -85,13 +85,15 @@ impl Bars {
             let line = self.bars.get(strategy).map(Bar::line).unwrap_or_default();
             return say(&format!("{line}\n"));
         }
-        let mut text = String::new();
+        // Lines that a narrow terminal wrapped could not be drawn over: it cuts them meanwhile.
+        let mut text = "\x1b[?7l".to_owned();
         if self.drawn {
-            text = format!("\x1b[{}A", self.bars.len());
+            text.push_str(&format!("\x1b[{}A", self.bars.len()));
         }
         for bar in &self.bars {
             text.push_str(&format!("\r\x1b[K{}\n", bar.line()));
         }
+        text.push_str("\x1b[?7h");
         self.drawn = true;
         say(&text);
     }
