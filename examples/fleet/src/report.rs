@@ -11,6 +11,7 @@ use crate::load::{LoadResult, Outcome};
 
 mod charts;
 pub mod page;
+mod words;
 
 /// What one strategy gave.
 #[derive(Debug, Clone, Default)]

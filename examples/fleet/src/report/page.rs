@@ -3,15 +3,17 @@
 //! The page holds all that it needs: no script, no font, no image and no link leads out of it. It states only what was
 //! measured; sentences under charts take their numbers from the runs.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
 use super::charts::{self, escape, seconds};
-use super::{HostRow, Row, Run};
+use super::words::{date, meaning, thousands};
+use super::{Row, Run};
 use crate::demo::claims::Claim;
 use crate::load::LoadResult;
 use crate::workload::{Traffic, Workload};
+
+mod overflow;
 
 /// What the page is about.
 pub struct Page<'a> {
@@ -268,128 +270,6 @@ impl Page<'_> {
         out.push_str("</div></section>\n");
     }
 
-    fn overflow(&self, out: &mut String) {
-        let homed: Vec<&Run> = self
-            .runs
-            .iter()
-            .filter(|run| {
-                run.phases
-                    .iter()
-                    .flat_map(|load| &load.outcomes)
-                    .any(|outcome| outcome.debug_header("reason") == Some("home"))
-            })
-            .collect();
-        if homed.is_empty() {
-            return;
-        }
-        out.push_str(
-            "<section><h2>When requests left their home</h2>\n<p>Except under round_robin and least_outstanding, each \
-             prompt’s beginning names one replica as its <b>home</b>, where it is sent unless another one promises to \
-             be sooner.</p>\n",
-        );
-        let mut present: BTreeSet<&str> = BTreeSet::new();
-        let mut panels = String::new();
-        for phase in &self.workload.phases {
-            let rows: Vec<(&str, &BTreeMap<String, usize>)> = homed
-                .iter()
-                .filter_map(|run| self.row(&run.strategy, &phase.name))
-                .map(|row| (row.strategy.as_str(), &row.reasons))
-                .collect();
-            present.extend(
-                rows.iter()
-                    .flat_map(|(_, reasons)| reasons.keys())
-                    .map(String::as_str),
-            );
-            let _ = write!(
-                panels,
-                "<figure><h3>{}</h3>{}<figcaption>{}</figcaption></figure>",
-                escape(&phase.title),
-                charts::reasons(&rows),
-                self.left_home(&phase.name)
-            );
-        }
-        out.push_str("<p class=\"legend\">");
-        for reason in present {
-            let _ = write!(
-                out,
-                "<span><i class=\"chip {}\"></i><b>{}</b> {}</span>",
-                charts::reason_class(reason),
-                escape(reason),
-                escape(explained(reason))
-            );
-        }
-        let _ = write!(out, "</p>\n<div class=\"panels\">{panels}</div>\n");
-        self.landing(out, &homed);
-        out.push_str("</section>\n");
-    }
-
-    /// Where the requests of the hot phase ended up, host by host.
-    fn landing(&self, out: &mut String, homed: &[&Run]) {
-        let is_hot =
-            |(_, phase): &(usize, &crate::workload::Phase)| matches!(phase.traffic, Traffic::HotPrompt(_));
-        let Some((number, phase)) = self.workload.phases.iter().enumerate().find(is_hot) else {
-            return;
-        };
-        let replicas = self.workload.fleet.replicas;
-        let hosts: Vec<(&str, Vec<HostRow>)> = homed
-            .iter()
-            .filter_map(|run| {
-                Some((
-                    run.strategy.as_str(),
-                    HostRow::of(run.phases.get(number)?, replicas),
-                ))
-            })
-            .collect();
-        let counts = hosts
-            .iter()
-            .flat_map(|(_, hosts)| hosts)
-            .map(|host| host.requests);
-        let most = counts.max().unwrap_or_default();
-        let _ = write!(
-            out,
-            "<h3>Where they went: {}</h3>\n<p>Requests that each replica served, by the reason that brought them \
-             there.</p>\n<div class=\"panels\">",
-            escape(&phase.title)
-        );
-        for (strategy, hosts) in hosts {
-            let busiest = hosts.iter().map(|host| host.requests).max().unwrap_or_default();
-            let all: usize = hosts.iter().map(|host| host.requests).sum();
-            let taken: usize = all
-                - hosts
-                    .iter()
-                    .filter_map(|host| host.reasons.get("home"))
-                    .sum::<usize>();
-            let _ = write!(
-                out,
-                "<figure><h3>{}</h3>{}<figcaption>The busiest replica served {busiest} of {all} requests; {} were \
-                 taken over from other homes.</figcaption></figure>",
-                escape(strategy),
-                charts::host_reasons(&hosts, most),
-                if taken == 0 {
-                    "none".to_owned()
-                } else {
-                    taken.to_string()
-                }
-            );
-        }
-        out.push_str("</div>\n");
-    }
-
-    fn left_home(&self, phase: &str) -> String {
-        let told = |strategy: &str| {
-            let row = self.row(strategy, phase)?;
-            let total: usize = row.reasons.values().sum();
-            let home = row.reasons.get("home").copied().unwrap_or_default();
-            let share = 100.0 * (total - home) as f64 / total.max(1) as f64;
-            Some(format!(
-                "{share:.0} % of hybrid’s requests left their home; even so, {:.0} % of all prompt tokens were found in a \
-                 cache.",
-                row.hit_share * 100.0
-            ))
-        };
-        told("hybrid").unwrap_or_else(|| "Parts of all requests, by reason.".to_owned())
-    }
-
     fn table(&self, out: &mut String) {
         out.push_str(
             "<section><h2>All figures</h2>\n<div class=\"scroll\"><table><thead><tr><th>phase<th>strategy<th>requests\
@@ -532,59 +412,6 @@ impl Page<'_> {
 /// The phase of rows over all phases.
 pub const ALL: &str = "all";
 
-fn meaning(strategy: &str) -> &'static str {
-    match strategy {
-        "round_robin" => "the next replica in turn",
-        "least_outstanding" => "the replica with the fewest requests in flight",
-        "prefix_hash" => "always the same replica for the same beginning",
-        "cache_aware" => {
-            "where waiting and computing cost least, over all replicas that hold some of the prompt"
-        }
-        "hybrid" => "the prompt’s home, unless another replica is worth leaving it for",
-        _ => "Envoy without the filter",
-    }
-}
-
-fn explained(reason: &str) -> &'static str {
-    match reason {
-        "home" => "the prompt’s home",
-        "warm_host" => "another replica costs less and holds more of the prompt",
-        "overflow_cost" => "another replica costs less than the home",
-        "overflow_waiting" | "overflow_kv_usage" | "overflow_in_flight" => "the home is over a threshold",
-        "overflow_failing" => "the home failed lately",
-        "table_stale" | "no_table" => "the load of the replicas was not known",
-        _ => "no home: decided by load",
-    }
-}
-
-/// Digits in groups of three.
-fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            out.push('\u{202f}');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// Seconds since the Unix epoch → date and time, UTC; by Howard Hinnant's `civil_from_days`
-/// (<https://howardhinnant.github.io/date_algorithms.html>).
-fn date(unix_s: u64) -> String {
-    let days = unix_s / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute) = (unix_s % 86_400 / 3600, unix_s % 3600 / 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
-}
-
 /// Above this part of the shortest mean TTFT, what the load generator is late by spoils the figures.
 const LATE_SHARE: f64 = 0.25;
 /// Title and style sheet.
@@ -691,14 +518,5 @@ mod tests {
         let html = page_of(&workload);
         assert!(!html.contains("<script") && !html.contains("<b>&<") && !html.contains("<i>"));
         assert!(html.contains("&lt;b&gt;&amp;"));
-    }
-
-    #[test]
-    fn dates_and_large_numbers_read_as_people_write_them() {
-        assert_eq!(date(0), "1970-01-01 00:00 UTC");
-        assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
-        assert_eq!(date(1_796_004_000), "2026-11-30 02:00 UTC");
-        assert_eq!(thousands(1_234_567), "1\u{202f}234\u{202f}567");
-        assert_eq!(thousands(12), "12");
     }
 }
