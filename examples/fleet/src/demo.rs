@@ -1,95 +1,83 @@
-//! The demo: a fleet and an Envoy for each strategy in turn, the same traffic through each, one table in the end.
+//! The demo: a fleet and an Envoy for each strategy in turn, the same traffic through each, one table and one page in the
+//! end.
 
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-use std::{fmt, fs, io};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{fmt, fs};
 
 use serde_json::json;
 
 use crate::client::Client;
-use crate::engine::EngineConfig;
-use crate::envoy::{self, Envoy, EnvoyOptions, EnvoyProcess, Requirement};
-use crate::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, PluginConfig, PoolConfig};
-use crate::fleet::{Fleet, FleetOptions};
-use crate::load::{self, LoadResult, Pace, Progress};
+use crate::envoy::{self, Envoy, Requirement};
+use crate::load::{self, LoadResult, Pace};
 use crate::process::workspace_root;
-use crate::report::{self, Row};
+use crate::report::page::Page;
+use crate::report::{self, HostRow, Row, Run};
 use crate::wasm;
-use crate::workload::{self, PlannedRequest, WorkloadOptions};
+use crate::workload::{self, PlannedRequest, Traffic, Workload};
 
 pub mod args;
+pub mod claims;
+mod progress;
+mod stand;
 
-use args::{Args, PLAIN_ENVOY};
+use args::{Args, PLAIN_ENVOY, WorkloadSource};
+use progress::{Bars, say};
+use stand::Stand;
 
 /// Runs the whole demo; dropping the future ends whatever it has started.
 ///
 /// # Errors
-/// When something cannot be started, or a request failed.
+/// When something cannot be started, a request failed, or a claim that was to be checked does not hold.
 pub async fn run(args: Args) -> Result<(), DemoError> {
+    let workload = read_workload(&args)?;
     let needs_filter = args.strategies.iter().any(|strategy| strategy != PLAIN_ENVOY);
     let prepared = tokio::task::spawn_blocking(move || prepare(needs_filter)).await;
     let (envoy, wasm) =
         prepared.unwrap_or_else(|_| Err(DemoError("the preparation broke off".to_owned())))?;
-    let rate = engine().prefill_tokens_per_s;
+    let fleet = &workload.fleet;
     say(&format!(
-        "{envoy}, {REPLICAS} simulated replicas, {rate} prefill tokens/s each\n"
+        "{envoy}, {} simulated replicas of {} at {} times its speed, seed {}\n",
+        fleet.replicas, fleet.engine, fleet.speed, workload.seed
     ));
-    let phases = [
-        ("shared_prefix", workload::shared_prefix as Generator),
-        ("hot_prompt", workload::hot_prompt),
-    ]
-    .map(|(name, generate)| Phase {
-        name,
-        requests: generate(&traffic(args.seed)),
-    });
-    let mut rows: Vec<Row> = Vec::new();
+    let begun = Instant::now();
+    let plan = workload.requests();
+    let mut bars = Bars::new(&args.strategies, plan.iter().map(Vec::len).sum());
+    let mut runs: Vec<Run> = Vec::new();
     let mut failures = Vec::new();
     let mut stand = None;
-    for strategy in &args.strategies {
+    for (number, strategy) in args.strategies.iter().enumerate() {
         // The earlier Envoy and fleet end before the next ones start: two cores are few.
         drop(stand.take());
-        let running = Stand::start(strategy, &envoy, wasm.as_deref()).await?;
-        for phase in &phases {
-            let result = phase.send(strategy, &running).await;
-            let errors = result.outcomes.iter().filter_map(|outcome| outcome.error.clone());
-            failures.extend(
-                errors
-                    .take(SHOWN_ERRORS)
-                    .map(|error| format!("{strategy}, {}: {error}", phase.name)),
-            );
-            rows.push(Row::new(strategy, phase.name, &result, REPLICAS));
-        }
-        if rows.iter().any(|row| row.errors > 0 && row.strategy == *strategy) {
+        bars.starting(number);
+        let running = Stand::start(strategy, &workload, &envoy, wasm.as_deref()).await?;
+        let run = send(&running, strategy, &workload, &plan, &mut bars, number).await;
+        let failed = failures.len();
+        failures.extend(shown_errors(&run, &workload));
+        if failures.len() > failed {
             eprintln!("{}", running.envoy.log());
         }
+        runs.push(run);
         stand = Some(running);
     }
-    rows.sort_by_key(|row| phases.iter().position(|phase| phase.name == row.phase));
-    say(&format!("\n{}\n{}", report::table(&rows), comparison(&rows)));
-    let path = workspace_root().join("target/reports/demo.json");
-    let facts = json!({
-        "report": "demo",
-        "seed": args.seed,
-        "replicas": REPLICAS,
-        "prefill_tokens_per_s": engine().prefill_tokens_per_s,
-        "cache_blocks": engine().cache_blocks,
-        "rate_per_s": RATE_PER_S,
-        "envoy": envoy.to_string(),
-    });
-    report::write(&path, &rows, facts).map_err(|error| DemoError(format!("{}: {error}", path.display())))?;
-    say(&format!("written to {}\n", path.display()));
+    let took = begun.elapsed();
+    let missed = conclude(&workload, &runs, &envoy, took)?;
     let failed = DemoError(format!("requests failed:\n  {}", failures.join("\n  ")));
-    if let (true, Some(stand)) = (args.keep, &stand) {
+    if let (true, Some(stand), Some(sample)) = (args.keep, &stand, plan.iter().flatten().next()) {
         if !failures.is_empty() {
             eprintln!("{failed}");
         }
-        say(&stand.invitation().map_err(|error| DemoError(error.to_string()))?);
+        let invitation = stand.invitation(sample);
+        say(&invitation.map_err(|error| DemoError(error.to_string()))?);
         std::future::pending::<()>().await;
     }
-    if failures.is_empty() { Ok(()) } else { Err(failed) }
+    match (failures.is_empty(), args.check && missed > 0) {
+        (false, _) => Err(failed),
+        (true, true) => Err(DemoError(format!(
+            "{missed} claims do not hold or could not be checked"
+        ))),
+        (true, false) => Ok(()),
+    }
 }
 
 /// Why the demo did not end well, in words for its user.
@@ -104,6 +92,23 @@ impl fmt::Display for DemoError {
 
 impl std::error::Error for DemoError {}
 
+fn read_workload(args: &Args) -> Result<Workload, DemoError> {
+    let (name, text) = match &args.workload {
+        WorkloadSource::Demo => ("demo.json".to_owned(), workload::DEMO.to_owned()),
+        WorkloadSource::Quick => ("quick.json".to_owned(), workload::QUICK.to_owned()),
+        WorkloadSource::File(path) => {
+            let name = path.display().to_string();
+            let text = fs::read_to_string(path).map_err(|error| DemoError(format!("{name}: {error}")))?;
+            (name, text)
+        }
+    };
+    let workload = Workload::parse(&text).map_err(|error| DemoError(format!("{name}: {error}")))?;
+    Ok(match args.seed {
+        Some(seed) => workload.with_seed(seed),
+        None => workload,
+    })
+}
+
 fn prepare(needs_filter: bool) -> Result<(Envoy, Option<PathBuf>), DemoError> {
     let wasm = needs_filter
         .then(wasm::build_wasm)
@@ -113,237 +118,151 @@ fn prepare(needs_filter: bool) -> Result<(Envoy, Option<PathBuf>), DemoError> {
     Ok((envoy, wasm))
 }
 
-/// A fleet behind an Envoy.
-struct Stand {
-    strategy: String,
-    // Dropped in this order: no request may find its replica gone.
-    envoy: EnvoyProcess,
-    fleet: Fleet,
-}
-
-impl Stand {
-    async fn start(strategy: &str, envoy: &Envoy, wasm: Option<&Path>) -> Result<Self, DemoError> {
-        let options = FleetOptions {
-            replicas: REPLICAS,
-            engine: engine(),
-            ..FleetOptions::default()
-        };
-        let fleet = Fleet::start(&options)
-            .await
-            .map_err(|error| DemoError(format!("the fleet does not start: {error}")))?;
-        let pool = PoolConfig::new(POOL, fleet.addresses());
-        let filter = wasm.filter(|_| strategy != PLAIN_ENVOY);
-        let config = match filter {
-            Some(wasm) => EnvoyConfig::new(PluginConfig::new(wasm.to_owned(), plugin_json(strategy)), pool),
-            None => EnvoyConfig::plain(pool),
-        };
-        let options = EnvoyOptions {
-            concurrency: 2,
-            ..EnvoyOptions::default()
-        };
-        let envoy = EnvoyProcess::start(envoy, &config.render(), &options)
-            .await
-            .map_err(|error| DemoError(error.to_string()))?;
-        let stand = Self {
-            strategy: strategy.to_owned(),
-            envoy,
-            fleet,
-        };
-        if filter.is_some() {
-            stand.wait_for_companion().await;
-        }
-        Ok(stand)
-    }
-
-    /// Waits until every replica's metrics were read, which is when the load table is whole.
-    async fn wait_for_companion(&self) {
-        let deadline = Instant::now() + COMPANION_DEADLINE;
-        while self
-            .fleet
-            .replicas
-            .iter()
-            .any(|replica| replica.metrics_reads() == 0)
-        {
-            if Instant::now() > deadline {
-                eprintln!(
-                    "{}: the companion has not read every replica's metrics; its log:",
-                    self.strategy
-                );
-                eprintln!("{}", self.envoy.log());
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Says what a user can do with what is left running.
-    fn invitation(&self) -> io::Result<String> {
-        let sample = workload::shared_prefix(&WorkloadOptions {
-            seconds: 2.0,
-            ..traffic(0)
-        });
-        let path = workspace_root().join("target/reports/try.json");
-        if let Some(request) = sample.first() {
-            fs::write(&path, &request.body)?;
-        }
-        let (url, admin) = (self.envoy.url(), self.envoy.admin());
-        let mut text = format!(
-            "\n`{strategy}` keeps running until Ctrl-C. Send the same prompt twice:\n\n  \
-             curl -si {url}/v1/chat/completions -H 'content-type: application/json' --data-binary @{path}\n\n\
-             and look at the response headers\n  \
-             x-warmroute-host     where it went: the same host both times\n  \
-             x-warmroute-reason   why\n  \
-             x-warmroute-matched  bytes believed cached / prompt bytes\n  \
-             x-warmroute-key      equal prompts, equal keys\n\
-             and at cached_tokens in the event before the last.\n\n  \
-             Envoy's admin        http://{admin}/\n  \
-             filter's statistics  http://{admin}/stats?filter=warmroute\n  \
-             Envoy's view of it   http://{admin}/clusters\n",
-            strategy = self.strategy,
-            path = path.display(),
-        );
-        for replica in &self.fleet.replicas {
-            text.push_str(&format!(
-                "  {:<20} http://{}/metrics\n",
-                replica.name(),
-                replica.address()
-            ));
-        }
-        Ok(text)
-    }
-}
-
-type Generator = fn(&WorkloadOptions) -> Vec<PlannedRequest>;
-
-struct Phase {
-    name: &'static str,
-    requests: Vec<PlannedRequest>,
-}
-
-impl Phase {
-    /// Sends the phase's requests and shows how far it is.
-    async fn send(&self, strategy: &str, stand: &Stand) -> LoadResult {
-        let progress = Arc::new(Progress::default());
-        let client = Client::new();
-        let url = stand.envoy.url();
-        let load = load::run(&client, &url, &self.requests, Pace::Open, &progress);
+/// Sends all phases through one strategy and shows how far it is.
+async fn send(
+    stand: &Stand,
+    strategy: &str,
+    workload: &Workload,
+    plan: &[Vec<PlannedRequest>],
+    bars: &mut Bars,
+    number: usize,
+) -> Run {
+    let (client, url) = (Client::new(), stand.envoy.url());
+    let (begun, cpu_before_s) = (Instant::now(), stand.cpu_s());
+    let mut phases = Vec::new();
+    for (phase, requests) in workload.phases.iter().zip(plan) {
+        let progress = bars.phase(number, &phase.name);
+        let load = load::run(&client, &url, requests, Pace::Open, &progress);
         tokio::pin!(load);
-        let terminal = io::stdout().is_terminal();
-        let mut ticks = tokio::time::interval(if terminal {
-            TERMINAL_INTERVAL
-        } else {
-            LINE_INTERVAL
-        });
+        let mut ticks = tokio::time::interval(bars.interval());
         ticks.tick().await;
-        loop {
+        let result: LoadResult = loop {
             tokio::select! {
-                result = &mut load => {
-                    self.show(strategy, &progress, terminal, true);
-                    return result;
-                }
-                _ = ticks.tick() => self.show(strategy, &progress, terminal, false),
+                result = &mut load => break result,
+                _ = ticks.tick() => bars.show(number),
             }
-        }
+        };
+        phases.push(result);
     }
+    bars.done(number);
+    let cpu_s = stand
+        .cpu_s()
+        .zip(cpu_before_s)
+        .map(|(after, before)| after - before);
+    Run {
+        strategy: strategy.to_owned(),
+        phases,
+        busy_cores: cpu_s.map(|cpu_s| cpu_s / begun.elapsed().as_secs_f64()),
+    }
+}
 
-    fn show(&self, strategy: &str, progress: &Progress, terminal: bool, last: bool) {
-        let done = progress.done.load(Ordering::Relaxed);
-        let waiting = progress.sent.load(Ordering::Relaxed) - done.min(progress.sent.load(Ordering::Relaxed));
-        let errors = progress.errors.load(Ordering::Relaxed);
-        let filled = done * BAR_WIDTH / self.requests.len().max(1);
-        let line = format!(
-            "{strategy:<18} {:<13} [{}{}] {done:>4}/{} answered, {waiting:>3} in flight, {errors} errors",
-            self.name,
-            "#".repeat(filled),
-            "-".repeat(BAR_WIDTH - filled),
-            self.requests.len(),
-        );
-        say(&match (terminal, last) {
-            (true, false) => format!("\r{line}"),
-            (true, true) => format!("\r{line}\n"),
-            (false, _) => format!("{line}\n"),
+fn shown_errors(run: &Run, workload: &Workload) -> Vec<String> {
+    let mut shown = Vec::new();
+    for (phase, result) in workload.phases.iter().zip(&run.phases) {
+        let errors = result
+            .outcomes
+            .iter()
+            .filter_map(|outcome| outcome.error.as_ref());
+        let told = errors.map(|error| format!("{}, {}: {error}", run.strategy, phase.name));
+        shown.extend(told.take(SHOWN_ERRORS));
+    }
+    shown
+}
+
+/// Prints the table and the claims and writes both reports; returns how many claims do not hold.
+fn conclude(workload: &Workload, runs: &[Run], envoy: &Envoy, took: Duration) -> Result<usize, DemoError> {
+    let replicas = workload.fleet.replicas;
+    let mut rows = Vec::new();
+    let mut hot = Vec::new();
+    for (number, phase) in workload.phases.iter().enumerate() {
+        let of_phase = runs.iter().filter_map(|run| {
+            let result = run.phases.get(number)?;
+            Some(Row::new(&run.strategy, &phase.name, result, replicas))
         });
-    }
-}
-
-/// Writes to standard output; a closed pipe must not end a run whose report is still to be written.
-fn say(text: &str) {
-    let mut out = io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-}
-
-/// Says in words what the table shows, where both sides of a comparison were run.
-fn comparison(rows: &[Row]) -> String {
-    let find = |strategy: &str, phase: &str| {
-        rows.iter()
-            .find(|row| row.strategy == strategy && row.phase == phase)
-    };
-    let mut lines = String::new();
-    for (other, phase) in [
-        ("round_robin", "shared_prefix"),
-        ("least_outstanding", "shared_prefix"),
-    ] {
-        if let (Some(hybrid), Some(other_row)) = (find("hybrid", phase), find(other, phase)) {
-            let factor = other_row.ttft_mean_s / hybrid.ttft_mean_s.max(f64::MIN_POSITIVE);
-            lines.push_str(&format!(
-                "{phase}: hybrid's mean TTFT is {factor:.1} times better than {other}'s\n"
-            ));
+        let of_phase: Vec<Row> = of_phase.collect();
+        if matches!(phase.traffic, Traffic::HotPrompt(_)) {
+            hot.extend(of_phase.clone());
         }
+        rows.extend(of_phase);
     }
-    let phase = "hot_prompt";
-    if let (Some(hybrid), Some(hash)) = (find("hybrid", phase), find("prefix_hash", phase)) {
-        let factor = hash.ttft_p99_s / hybrid.ttft_p99_s.max(f64::MIN_POSITIVE);
-        lines.push_str(&format!(
-            "{phase}: hybrid's p99 TTFT is {factor:.1} times better than prefix_hash's\n"
-        ));
-    }
-    lines
+    let totals: Vec<Row> = runs
+        .iter()
+        .map(|run| Row::new(&run.strategy, "all", &run.total(), replicas))
+        .collect();
+    let claims = claims::check(&totals, &hot);
+    rows.extend(totals);
+    let lines: Vec<String> = claims.iter().map(claims::Claim::line).collect();
+    say(&format!("\n{}\n{}\n", report::table(&rows), lines.join("\n")));
+    let (major, minor, patch) = envoy.version;
+    let page = Page {
+        workload,
+        runs,
+        rows: &rows,
+        claims: &claims,
+        envoy: format!("Envoy {major}.{minor}.{patch}"),
+        written: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+        took,
+    };
+    say(&format!("{}\n", page.conditions()));
+    let folder = workspace_root().join("target/reports");
+    let (json_path, html_path) = (folder.join("demo.json"), folder.join("demo.html"));
+    let written =
+        report::write(&json_path, &rows, facts(&page)).and_then(|()| fs::write(&html_path, page.html()));
+    written.map_err(|error| DemoError(format!("{}: {error}", folder.display())))?;
+    say(&format!(
+        "written to {} and {}\n",
+        html_path.display(),
+        json_path.display()
+    ));
+    Ok(claims.iter().filter(|claim| claim.holds != Some(true)).count())
 }
 
-fn plugin_json(strategy: &str) -> String {
-    let pool = json!({
-        "discovery": {"admin_cluster": ADMIN_CLUSTER},
-        "metrics": {"preset": "vllm", "interval_ms": 500},
+/// What the JSON report holds beside its rows.
+fn facts(page: &Page<'_>) -> serde_json::Value {
+    let model = page.workload.engine();
+    let times = model.times;
+    let runs = page.runs.iter().map(|run| {
+        let phases = run
+            .phases
+            .iter()
+            .zip(&page.workload.phases)
+            .map(|(result, phase)| {
+                json!({
+                    "phase": phase.name,
+                    "elapsed_s": result.elapsed_s,
+                    "hosts": HostRow::of(result, page.workload.fleet.replicas),
+                    "sorted_ttft_s": report::sorted_ttft_s(result),
+                })
+            });
+        json!({
+            "strategy": run.strategy,
+            "busy_cores": run.busy_cores,
+            "late_p99_s": run.late_p99_s(),
+            "phases": phases.collect::<Vec<_>>(),
+        })
     });
     json!({
-        "strategy": strategy,
-        "debug_headers": true,
-        "pools": {POOL: pool},
-        "companion": {"mode": "service"},
+        "report": "demo",
+        "workload": page.workload,
+        "engine": {
+            "cache_blocks": model.cache_blocks,
+            "block_tokens": model.block_tokens,
+            "max_running": model.max_running,
+            "step_tokens": model.step_tokens,
+            "base_us": times.base_us,
+            "prefill_token_us": times.prefill_token_us,
+            "prefill_pair_us": times.prefill_pair_us,
+            "decode_us": times.decode_us,
+            "decode_context_us": times.decode_context_us,
+            "speed": model.speed,
+        },
+        "envoy": page.envoy,
+        "took_s": page.took.as_secs_f64(),
+        "written_unix_s": page.written.as_secs(),
+        "claims": page.claims,
+        "runs": runs.collect::<Vec<_>>(),
     })
-    .to_string()
 }
 
-fn traffic(seed: u64) -> WorkloadOptions {
-    WorkloadOptions {
-        seed,
-        rate_per_s: RATE_PER_S,
-        seconds: PHASE_SECONDS,
-        model: "sim",
-        max_tokens: 16,
-    }
-}
-
-fn engine() -> EngineConfig {
-    EngineConfig {
-        cache_blocks: CACHE_BLOCKS,
-        prefill_tokens_per_s: 20_000,
-        ..EngineConfig::default()
-    }
-}
-
-const POOL: &str = "llm";
-const REPLICAS: usize = 8;
-/// Cold prompts of the shared-prefix phase keep the fleet 80 % busy at this rate: 40 × 3 200 ÷ (8 × 20 000).
-const RATE_PER_S: f64 = 40.0;
-/// Five strategies with two phases each stay under three minutes, queues that have to drain included.
-const PHASE_SECONDS: f64 = 12.0;
-/// Room for 16 of the 48 shared prefixes of 192 blocks.
-const CACHE_BLOCKS: usize = 3072;
-/// Compiling the module and some polling intervals.
-const COMPANION_DEADLINE: Duration = Duration::from_secs(10);
-const TERMINAL_INTERVAL: Duration = Duration::from_millis(200);
-const LINE_INTERVAL: Duration = Duration::from_secs(5);
-const BAR_WIDTH: usize = 24;
 /// Errors of one phase that are told in words.
 const SHOWN_ERRORS: usize = 3;

@@ -14,9 +14,9 @@
 //! | [`envoy`] | finds or fetches Envoy and runs it |
 //! | [`envoy_config`] | what an Envoy should do, as its config |
 //! | [`calibrate`] | fits the engine model to real servers |
-//! | [`workload`] | seeds → requests with arrival times |
+//! | [`workload`] | a workload file → requests with arrival times |
 //! | [`load`] | sends them and notes what happened |
-//! | [`report`] | sums that up: rows, table, JSON |
+//! | [`report`] | sums that up: rows, table, JSON, a page |
 //! | [`demo`] | all of it in turn, for each strategy |
 //! | [`simulator`] | the core's strategies on many such engines in virtual time |
 

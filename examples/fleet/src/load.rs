@@ -1,7 +1,7 @@
 //! Planned requests → what happened to each, through one URL.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use http_body_util::BodyExt;
@@ -30,6 +30,10 @@ pub struct Outcome {
     pub status: Option<u16>,
     /// What went wrong: no answer, a status other than 200, or a stream without its end.
     pub error: Option<String>,
+    /// Seconds from the load's start to the planned arrival.
+    pub at_s: f64,
+    /// Seconds from the planned arrival to the moment when the load generator came to send it: what it was late itself.
+    pub late_s: f64,
     /// Seconds from the planned arrival to the first event's first byte.
     pub ttft_s: f64,
     /// Seconds from the planned arrival to the end of the answer.
@@ -63,6 +67,8 @@ pub struct Progress {
     pub done: AtomicUsize,
     /// Requests that ended with an error.
     pub errors: AtomicUsize,
+    /// Sum of the times to first token of those that ended without, microseconds.
+    pub ttft_us: AtomicU64,
 }
 
 /// What a load gave.
@@ -105,10 +111,18 @@ pub async fn run(
         let (body, progress) = (request.body.clone(), Arc::clone(progress));
         tasks.spawn(async move {
             progress.sent.fetch_add(1, Ordering::Relaxed);
-            let outcome = exchange(&client, &url, body, due).await;
-            progress
-                .errors
-                .fetch_add(usize::from(outcome.error.is_some()), Ordering::Relaxed);
+            let late_s = due.elapsed().as_secs_f64();
+            let outcome = Outcome {
+                at_s: due.duration_since(start).as_secs_f64(),
+                late_s,
+                ..exchange(&client, &url, body, due).await
+            };
+            if outcome.error.is_some() {
+                progress.errors.fetch_add(1, Ordering::Relaxed);
+            } else {
+                let ttft_us = (outcome.ttft_s * 1e6) as u64;
+                progress.ttft_us.fetch_add(ttft_us, Ordering::Relaxed);
+            }
             progress.done.fetch_add(1, Ordering::Relaxed);
             (number, outcome)
         });
@@ -206,16 +220,15 @@ mod tests {
     use crate::engine::EngineConfig;
     use crate::fleet::{Fleet, FleetOptions};
     use crate::replica::Fault;
-    use crate::workload::{WorkloadOptions, shared_prefix};
+    use crate::workload::{QUICK, Workload};
 
+    /// Chats, ten times as fast as they are meant.
     fn plan() -> Vec<PlannedRequest> {
-        shared_prefix(&WorkloadOptions {
-            seed: 1,
-            rate_per_s: 200.0,
-            seconds: 0.5,
-            model: "sim",
-            max_tokens: 2,
-        })
+        let mut plan = Workload::parse(QUICK).unwrap().requests().swap_remove(0);
+        for request in &mut plan {
+            request.at_ms /= 10;
+        }
+        plan
     }
 
     async fn fleet() -> Fleet {
@@ -242,6 +255,7 @@ mod tests {
                     (None, "replica-0")
                 );
                 assert!(outcome.prompt_tokens > 2000 && outcome.ttft_s <= outcome.total_s);
+                assert!(outcome.late_s <= outcome.ttft_s);
             }
         }
         assert_eq!(progress.done.load(Ordering::Relaxed), 2 * plan.len());

@@ -1,12 +1,29 @@
-//! Seeds → the requests of a workload with their arrival times, the same on every machine.
+//! A workload file → phases of requests with their arrival times, the same on every machine.
+//!
+//! The file describes traffic by seeds, counts, rates, sizes and shares; `workloads/README.md` lists its fields. Prompts are
+//! words without meaning, so that a file stands for megabytes of them. Sizes are tokens, as the simulated engine counts
+//! them. A file is its user's own: it is checked for sense, not for how much memory it asks for.
+
+use std::fmt;
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+
+use crate::engine::EngineModel;
+
+mod generate;
+
+pub use generate::Rng;
+
+/// The workload that `cargo demo` runs.
+pub const DEMO: &str = include_str!("../workloads/demo.json");
+/// The short one of `cargo demo --quick`.
+pub const QUICK: &str = include_str!("../workloads/quick.json");
 
 /// One request to send.
 #[derive(Debug, Clone)]
 pub struct PlannedRequest {
-    /// When, milliseconds after the workload's start.
+    /// When, milliseconds after the phase's start.
     pub at_ms: u64,
     /// Where to.
     pub path: &'static str,
@@ -14,257 +31,320 @@ pub struct PlannedRequest {
     pub body: Bytes,
 }
 
-/// How much and how fast.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WorkloadOptions {
-    /// The same seed gives the same requests.
+/// A fleet and the traffic for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// What it is, for the report.
+    pub about: String,
+    /// Equal seeds give equal requests.
     pub seed: u64,
-    /// Requests per second on average; gaps are exponential, as independent users leave them.
-    pub rate_per_s: f64,
-    /// Seconds of arrivals.
-    pub seconds: f64,
-    /// Model that the requests name.
-    pub model: &'static str,
+    /// What serves it.
+    pub fleet: FleetSpec,
     /// Output tokens of each request.
-    pub max_tokens: usize,
+    pub output_tokens: usize,
+    /// What is sent, one after the other; caches stay from one to the next.
+    pub phases: Vec<Phase>,
 }
 
-/// Documents that many questions are asked about and chats under shared system prompts: many prefixes of 8 to 16 KiB
-/// that one replica's cache cannot hold and a fleet's can.
-pub fn shared_prefix(options: &WorkloadOptions) -> Vec<PlannedRequest> {
-    let mut rng = Rng::new(options.seed);
-    let prefixes: Vec<String> = (0..SHARED_PREFIXES)
-        .map(|number| {
-            let bytes = 8 * 1024 + rng.below(8 * 1024);
-            format!("Prefix {number}. {}", rng.text(bytes))
-        })
-        .collect();
-    let mut chats: Vec<Vec<Chat>> = (0..SHARED_PREFIXES).map(|_| Vec::new()).collect();
-    arrivals(options, &mut rng)
-        .into_iter()
-        .map(|at_ms| {
-            let group = rng.skewed(SHARED_PREFIXES);
-            let system = json!({"role": "system", "content": prefixes[group]});
-            let question_bytes = 200 + rng.below(500);
-            let question = json!({"role": "user", "content": rng.text(question_bytes)});
-            if group.is_multiple_of(2) {
-                return planned(options, at_ms, vec![system, question]);
-            }
-            let chats = &mut chats[group];
-            let chat = match chats.iter().position(|chat| chat.next_ms <= at_ms) {
-                Some(position) => &mut chats[position],
-                None => {
-                    chats.push(Chat {
-                        next_ms: 0,
-                        messages: vec![system],
-                    });
-                    let last = chats.len() - 1;
-                    &mut chats[last]
+/// The replicas that a workload is made for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetSpec {
+    /// How many.
+    pub replicas: usize,
+    /// Name of an [`EngineModel`] preset.
+    pub engine: String,
+    /// How many times as fast as the preset the engines are.
+    pub speed: f64,
+}
+
+/// One kind of traffic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Short name, for tables.
+    pub name: String,
+    /// Name for headings.
+    pub title: String,
+    /// What it is and why its numbers are what they are, for the report.
+    pub about: String,
+    /// The traffic.
+    pub traffic: Traffic,
+}
+
+/// Kinds of traffic with their numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Traffic {
+    /// Conversations whose every turn sends all that was said before.
+    Chat(Chat),
+    /// Questions about documents that many ask about.
+    Documents(Documents),
+    /// One system prompt on much of the traffic.
+    HotPrompt(HotPrompt),
+}
+
+/// Numbers of [`Traffic::Chat`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chat {
+    /// How many conversations.
+    pub conversations: usize,
+    /// They start at random moments of the first so many seconds.
+    pub start_window_s: f64,
+    /// Turns of a conversation.
+    pub turns: Span,
+    /// Seconds from one turn to the next, least and most.
+    pub pause_s: [f64; 2],
+    /// Different system prompts; each conversation has one of them.
+    pub system_prompts: usize,
+    /// Size of a system prompt.
+    pub system_tokens: Span,
+    /// Size of the first message.
+    pub first_tokens: Span,
+    /// Size of each later message of the user.
+    pub user_tokens: Span,
+    /// Size of each answer, as it comes back with the next turn.
+    pub answer_tokens: Span,
+}
+
+/// Numbers of [`Traffic::Documents`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Documents {
+    /// How many questions.
+    pub requests: usize,
+    /// Questions per second on average; gaps are exponential, as independent users leave them.
+    pub rate_per_s: f64,
+    /// How many documents.
+    pub documents: usize,
+    /// Size of a document.
+    pub document_tokens: Span,
+    /// Document `i` is asked about in proportion to 1 ÷ (`i` + this).
+    pub popularity_offset: f64,
+    /// Size of the instructions before every document.
+    pub system_tokens: Span,
+    /// Size of a question.
+    pub question_tokens: Span,
+}
+
+/// Numbers of [`Traffic::HotPrompt`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HotPrompt {
+    /// How many requests.
+    pub requests: usize,
+    /// Requests per second on average; gaps are exponential.
+    pub rate_per_s: f64,
+    /// Part of the requests that has the hot prompt, 0 to 1.
+    pub hot_share: f64,
+    /// Size of the hot prompt.
+    pub hot_tokens: Span,
+    /// Size of what follows the hot prompt, different each time.
+    pub hot_own_tokens: Span,
+    /// How many other system prompts the rest has.
+    pub other_prompts: usize,
+    /// Size of each of these.
+    pub other_tokens: Span,
+    /// Size of what follows one of these.
+    pub other_own_tokens: Span,
+}
+
+/// A number drawn evenly from the first to the second, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "[usize; 2]", into = "[usize; 2]")]
+pub struct Span {
+    least: usize,
+    most: usize,
+}
+
+impl TryFrom<[usize; 2]> for Span {
+    type Error = SpanError;
+
+    fn try_from([least, most]: [usize; 2]) -> Result<Self, Self::Error> {
+        if least > most {
+            return Err(SpanError { least, most });
+        }
+        Ok(Self { least, most })
+    }
+}
+
+impl From<Span> for [usize; 2] {
+    fn from(span: Span) -> Self {
+        [span.least, span.most]
+    }
+}
+
+impl Workload {
+    /// Reads a workload file.
+    ///
+    /// # Errors
+    /// Says what cannot be understood or run.
+    pub fn parse(json: &str) -> Result<Self, WorkloadError> {
+        let workload: Self = serde_json::from_str(json).map_err(WorkloadError::Json)?;
+        let fleet = &workload.fleet;
+        if EngineModel::preset(&fleet.engine).is_none() {
+            return Err(WorkloadError::UnknownEngine(fleet.engine.clone()));
+        }
+        let mut numbers = vec![
+            ("fleet.speed", fleet.speed),
+            ("fleet.replicas", fleet.replicas as f64),
+            ("phases", workload.phases.len() as f64),
+        ];
+        for phase in &workload.phases {
+            match &phase.traffic {
+                Traffic::Chat(chat) => numbers.extend([
+                    ("chat.conversations", chat.conversations as f64),
+                    ("chat.start_window_s", chat.start_window_s),
+                    ("chat.turns", chat.turns.least as f64),
+                    ("chat.pause_s", chat.pause_s[0]),
+                    ("chat.pause_s", chat.pause_s[1]),
+                    ("chat.system_prompts", chat.system_prompts as f64),
+                ]),
+                Traffic::Documents(documents) => numbers.extend([
+                    ("documents.requests", documents.requests as f64),
+                    ("documents.rate_per_s", documents.rate_per_s),
+                    ("documents.documents", documents.documents as f64),
+                    ("documents.popularity_offset", documents.popularity_offset),
+                ]),
+                Traffic::HotPrompt(hot) => {
+                    numbers.extend([
+                        ("hot_prompt.requests", hot.requests as f64),
+                        ("hot_prompt.rate_per_s", hot.rate_per_s),
+                        ("hot_prompt.other_prompts", hot.other_prompts as f64),
+                    ]);
+                    if !(0.0..=1.0).contains(&hot.hot_share) {
+                        return Err(WorkloadError::Share(hot.hot_share));
+                    }
                 }
-            };
-            chat.messages.push(question);
-            let request = planned(options, at_ms, chat.messages.clone());
-            let answer_bytes = 100 + rng.below(300);
-            chat.messages
-                .push(json!({"role": "assistant", "content": rng.text(answer_bytes)}));
-            chat.next_ms = at_ms + 1_500 + rng.below(1_500) as u64;
-            if chat.messages.len() > 2 * CHAT_TURNS {
-                chats.retain(|chat| chat.messages.len() <= 2 * CHAT_TURNS);
-            }
-            request
-        })
-        .collect()
-}
-
-/// One system prompt of 8 KiB on 70 % of the requests, each with 5 KiB of its own behind it: more prefill than one
-/// replica can do. The others have prefixes of their own.
-pub fn hot_prompt(options: &WorkloadOptions) -> Vec<PlannedRequest> {
-    let mut rng = Rng::new(options.seed ^ 0x5eed);
-    let hot = format!(
-        "You are the assistant of one large product. {}",
-        rng.text(8 * 1024)
-    );
-    let others: Vec<String> = (0..OTHER_PREFIXES).map(|_| rng.text(8 * 1024)).collect();
-    arrivals(options, &mut rng)
-        .into_iter()
-        .map(|at_ms| {
-            let (system, own_bytes) = if rng.below(10) < 7 {
-                (&hot, 5 * 1024)
-            } else {
-                (&others[rng.below(OTHER_PREFIXES)], 300)
-            };
-            let system = json!({"role": "system", "content": system});
-            let own = json!({"role": "user", "content": rng.text(own_bytes)});
-            planned(options, at_ms, vec![system, own])
-        })
-        .collect()
-}
-
-/// Deterministic pseudo-random numbers: SplitMix64, <https://prng.di.unimi.it/splitmix64.c>.
-#[derive(Debug, Clone)]
-pub struct Rng(u64);
-
-impl Rng {
-    /// A generator; equal seeds give equal numbers.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, 0 when the bound is.
-    pub fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
-    }
-
-    /// A number from 0 up to, not including, 1.
-    pub fn unit(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// An index below `count`, low ones a few times as often as high ones.
-    pub fn skewed(&mut self, count: usize) -> usize {
-        let harmonic: f64 = (0..count).map(|index| 1.0 / (index as f64 + SKEW_OFFSET)).sum();
-        let mut left = self.unit() * harmonic;
-        for index in 0..count {
-            left -= 1.0 / (index as f64 + SKEW_OFFSET);
-            if left < 0.0 {
-                return index;
             }
         }
-        count.saturating_sub(1)
-    }
-
-    /// Words without meaning, exactly so many bytes of ASCII.
-    pub fn text(&mut self, bytes: usize) -> String {
-        let mut text = String::with_capacity(bytes + 8);
-        while text.len() < bytes {
-            let mut bits = self.next_u64();
-            for _ in 0..2 + bits % 4 {
-                bits >>= 5;
-                text.push(char::from(b"bcdfghjklmnprstv"[(bits & 15) as usize]));
-                bits >>= 4;
-                text.push(char::from(b"aeiou"[(bits % 5) as usize]));
-            }
-            text.push(' ');
+        match numbers
+            .into_iter()
+            .find(|(_, number)| !(number.is_finite() && *number > 0.0))
+        {
+            Some((field, _)) => Err(WorkloadError::NotPositive(field)),
+            None => Ok(workload),
         }
-        text.truncate(bytes);
-        text
+    }
+
+    /// The same with another seed.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// What each replica's engine is.
+    pub fn engine(&self) -> EngineModel {
+        EngineModel::preset(&self.fleet.engine)
+            .unwrap_or_else(EngineModel::llama_8b_h100x1)
+            .at_speed(self.fleet.speed)
+    }
+
+    /// The requests of each phase, in order of their arrival.
+    pub fn requests(&self) -> Vec<Vec<PlannedRequest>> {
+        let phases = self.phases.iter().zip(0..);
+        phases
+            .map(|(phase, number)| generate::requests(self, &phase.traffic, number))
+            .collect()
     }
 }
 
-/// A conversation that goes on.
-struct Chat {
-    /// When its user has read the last answer.
-    next_ms: u64,
-    messages: Vec<Value>,
+/// Two numbers that are no span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpanError {
+    least: usize,
+    most: usize,
 }
 
-fn arrivals(options: &WorkloadOptions, rng: &mut Rng) -> Vec<u64> {
-    let mut arrivals = Vec::new();
-    let mut at_s = 0.0;
-    loop {
-        at_s -= (1.0 - rng.unit()).ln() / options.rate_per_s;
-        if at_s >= options.seconds {
-            return arrivals;
+impl fmt::Display for SpanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { least, most } = self;
+        write!(f, "expected [least, most], got [{least}, {most}]")
+    }
+}
+
+/// Why a workload file was refused.
+#[derive(Debug)]
+pub enum WorkloadError {
+    /// It is not JSON, or not with these fields.
+    Json(serde_json::Error),
+    /// There is no such preset.
+    UnknownEngine(String),
+    /// That field has to be more than 0.
+    NotPositive(&'static str),
+    /// The share of the hot prompt is none.
+    Share(f64),
+}
+
+impl fmt::Display for WorkloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(error) => write!(f, "{error}"),
+            Self::UnknownEngine(name) => write!(f, "fleet.engine: there is no preset `{name}`"),
+            Self::NotPositive(field) => write!(f, "{field}: expected a number above 0"),
+            Self::Share(share) => write!(f, "hot_prompt.hot_share: expected 0 to 1, got {share}"),
         }
-        arrivals.push((at_s * 1000.0) as u64);
     }
 }
 
-fn planned(options: &WorkloadOptions, at_ms: u64, messages: Vec<Value>) -> PlannedRequest {
-    let body = json!({
-        "model": options.model,
-        "messages": messages,
-        "max_tokens": options.max_tokens,
-        "stream": true,
-        "stream_options": {"include_usage": true},
-    });
-    PlannedRequest {
-        at_ms,
-        path: "/v1/chat/completions",
-        body: Bytes::from(body.to_string()),
-    }
-}
-
-/// Three times what one of the demo's replicas remembers, a bit more than a third of what eight do.
-const SHARED_PREFIXES: usize = 48;
-const OTHER_PREFIXES: usize = 24;
-/// Questions of one chat.
-const CHAT_TURNS: usize = 4;
-/// Makes the most frequent of 48 prefixes about seven times as frequent as the rarest.
-const SKEW_OFFSET: f64 = 8.0;
+impl std::error::Error for WorkloadError {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{Endpoint, GenerationRequest};
-
-    const OPTIONS: WorkloadOptions = WorkloadOptions {
-        seed: 7,
-        rate_per_s: 40.0,
-        seconds: 15.0,
-        model: "sim",
-        max_tokens: 8,
-    };
-
-    fn prompts(requests: &[PlannedRequest]) -> Vec<String> {
-        let parse =
-            |request: &PlannedRequest| GenerationRequest::parse(Endpoint::Chat, &request.body).unwrap();
-        requests.iter().map(|request| parse(request).prompt).collect()
-    }
 
     #[test]
-    fn the_same_seed_gives_the_same_requests_and_another_does_not() {
-        for generate in [shared_prefix, hot_prompt] {
-            let bodies = |seed| -> Vec<Bytes> {
-                generate(&WorkloadOptions { seed, ..OPTIONS })
-                    .into_iter()
-                    .map(|request| request.body)
-                    .collect()
-            };
-            assert_eq!(bodies(7), bodies(7));
-            assert_ne!(bodies(7), bodies(8));
+    fn the_committed_files_are_workloads_and_stay_so_when_written() {
+        for text in [DEMO, QUICK] {
+            let workload = Workload::parse(text).unwrap();
+            assert_eq!(workload.fleet.replicas, 8);
+            assert_eq!(workload.phases.len(), 3);
+            let written = serde_json::to_string(&workload).unwrap();
+            assert_eq!(Workload::parse(&written).unwrap(), workload);
         }
     }
 
     #[test]
-    fn arrivals_grow_and_keep_the_rate() {
-        let requests = shared_prefix(&OPTIONS);
-        assert!(requests.windows(2).all(|pair| pair[0].at_ms <= pair[1].at_ms));
-        assert!((480..720).contains(&requests.len()), "{}", requests.len());
+    fn every_field_is_explained() {
+        let explained = include_str!("../workloads/README.md");
+        let mut open = vec![serde_json::from_str::<serde_json::Value>(DEMO).unwrap()];
+        while let Some(value) = open.pop() {
+            match value {
+                serde_json::Value::Object(fields) => {
+                    for (name, value) in fields {
+                        assert!(explained.contains(&format!("`{name}`")), "{name}");
+                        open.push(value);
+                    }
+                }
+                serde_json::Value::Array(items) => open.extend(items),
+                _ => {}
+            }
+        }
     }
 
     #[test]
-    fn shared_prefixes_repeat_and_chats_extend_themselves() {
-        let prompts = prompts(&shared_prefix(&OPTIONS));
-        let mut heads: Vec<&str> = prompts.iter().map(|prompt| &prompt[..8 * 1024]).collect();
-        heads.sort_unstable();
-        heads.dedup();
-        assert!((30..=SHARED_PREFIXES).contains(&heads.len()), "{}", heads.len());
-        let extending = prompts.iter().enumerate().filter(|(number, prompt)| {
-            prompts[..*number]
-                .iter()
-                .any(|earlier| prompt.len() > earlier.len() && prompt.starts_with(earlier.as_str()))
-        });
-        assert!(extending.count() > prompts.len() / 10);
-    }
-
-    #[test]
-    fn seven_in_ten_share_the_hot_prompt() {
-        let prompts = prompts(&hot_prompt(&OPTIONS));
-        let hot = prompts
-            .iter()
-            .filter(|prompt| prompt.contains("one large product"))
-            .count();
-        let share = hot as f64 / prompts.len() as f64;
-        assert!((0.62..0.78).contains(&share), "{share}");
+    fn what_makes_no_sense_is_refused_by_name() {
+        for (from, to, needle) in [
+            ("llama_8b_h100x1", "gpt", "fleet.engine: there is no preset `gpt`"),
+            ("\"hot_share\": 0.7", "\"hot_share\": 7", "hot_prompt.hot_share"),
+            (
+                "\"speed\": 1.0",
+                "\"speed\": 0.0",
+                "fleet.speed: expected a number above 0",
+            ),
+            ("\"seed\"", "\"sead\"", "sead"),
+            (
+                "\"turns\": [4, 6]",
+                "\"turns\": [6, 4]",
+                "expected [least, most], got [6, 4]",
+            ),
+        ] {
+            assert!(DEMO.contains(from), "{from}");
+            let error = Workload::parse(&DEMO.replacen(from, to, 1)).unwrap_err();
+            assert!(error.to_string().contains(needle), "{error}");
+        }
     }
 }

