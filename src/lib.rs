@@ -27,6 +27,7 @@
 //! | 4 | [`candidate`] | host table × tallies → candidates, each with its backlog, rate and penalty |
 //! | 5 | [`decision`] | which hosts, in which order, and why |
 //! | 5 | [`strategy`] | candidates → decision; one file a strategy |
+//! | 6 | [`usage`] | the end of an answer → tokens of its prompt, and how many of them were cached |
 //! | 6 | [`load`] | an engine's metrics text → its load |
 //! | 6 | [`discovery`] | Envoy's admin JSON → endpoints |
 //! | 6 | [`lease`] | who polls: one holder among service and filters |
@@ -75,6 +76,7 @@ pub mod index;
 pub mod candidate;
 pub mod decision;
 pub mod strategy;
+pub mod usage;
 pub mod load;
 pub mod discovery;
 pub mod lease;

@@ -5,6 +5,7 @@
 //! tallies, the counts of prefixes and the index. Bodies, tables and journals are untrusted: what cannot be read changes
 //! nothing and is reported to the caller.
 
+mod feedback;
 mod peers;
 
 use crate::candidate::{Charge, Fleet, FleetSettings};
@@ -19,7 +20,9 @@ use crate::late_fields::LateFields;
 use crate::prompt::{self, Api, BodyEnd, NoPrompt, PromptInput, SessionMode};
 use crate::recent::{RecentPrefixes, RecentSettings};
 use crate::strategy::{self, Query, Rng, StrategySettings};
+use crate::usage::BytesPerToken;
 
+pub use self::feedback::Expectation;
 pub use self::peers::JournalNews;
 
 use self::peers::Peers;
@@ -32,6 +35,7 @@ pub struct Pool {
     fleet: Fleet,
     recent: RecentPrefixes,
     index: PrefixIndex,
+    bytes_per_token: BytesPerToken,
     late_fields: LateFields,
     hold: HoldLimit,
     rng: Rng,
@@ -69,6 +73,8 @@ pub struct Outcome {
     pub is_streaming: bool,
     /// What the index was told, for [`Pool::charge`].
     pub placement: Option<Box<Placement>>,
+    /// What the answer can be compared with, where it will be read; for [`Pool::answered`].
+    pub expectation: Option<Box<Expectation>>,
 }
 
 /// Why a request was decided without a prefix key.
@@ -129,6 +135,8 @@ struct Keyed {
     prompt_bytes: u32,
     unkeyed: Option<Unkeyed>,
     is_streaming: bool,
+    /// All of the prompt was read, so that its bytes can be compared with its tokens.
+    is_whole: bool,
 }
 
 impl Pool {
@@ -140,6 +148,7 @@ impl Pool {
             fleet: Fleet::new(fleet_settings(&config)),
             recent: RecentPrefixes::new(recent_settings(&config)),
             index: PrefixIndex::new(index_settings(&config)),
+            bytes_per_token: BytesPerToken::new(config.bytes_per_token),
             late_fields: LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES),
             hold: HoldLimit::new(config.max_buffer_bytes),
             rng: Rng::new(worker),
@@ -160,6 +169,9 @@ impl Pool {
         }
         if index_settings(&config) != *self.index.settings() {
             self.index.resize(index_settings(&config));
+        }
+        if config.bytes_per_token != self.config.bytes_per_token {
+            self.bytes_per_token = BytesPerToken::new(config.bytes_per_token);
         }
         if config.late_field_bytes != self.config.late_field_bytes {
             self.late_fields = LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES);
@@ -263,7 +275,7 @@ impl Pool {
         let keyed = self.keys_of(input);
         let homes = self.recent.observe(&keyed.keys, self.fleet.traffic(), now_ms);
         let query = Query {
-            millibytes_per_token: self.config.bytes_per_token.saturating_mul(1000),
+            millibytes_per_token: self.bytes_per_token.millibytes(),
             adapter: keyed.adapter,
             matches: self.index.lookup(&keyed.keys, now_ms),
             ..Query::new(homes, keyed.prompt_bytes, now_ms)
@@ -285,6 +297,7 @@ impl Pool {
             self.placements.push(placement.clone(), self.worker);
         }
         Outcome {
+            expectation: self.expectation(&keyed, &decision),
             decision,
             unkeyed: keyed.unkeyed,
             is_streaming: keyed.is_streaming,
@@ -449,6 +462,7 @@ impl Pool {
                 prompt_bytes,
                 unkeyed: session.is_none().then_some(Unkeyed::Unreadable),
                 is_streaming: true,
+                is_whole: false,
             };
         };
         let prompt_input = PromptInput {
@@ -478,6 +492,8 @@ impl Pool {
             keys.prompt_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
             unkeyed = unkeyed.or(Some(Unkeyed::NothingHeld));
         }
+        let mut is_whole =
+            end == BodyEnd::EndOfStream && keys.prompt_bytes < options.max_prefix_bytes && unkeyed.is_none();
         let replaces = match options.session_mode {
             SessionMode::Off | SessionMode::Extend => false,
             SessionMode::Fallback => keys.keys.is_empty(),
@@ -486,6 +502,7 @@ impl Pool {
         if let Some(session) = extraction.session.filter(|_| replaces) {
             keys = PrefixKeys::of_session(session, keys.prompt_bytes);
             unkeyed = None;
+            is_whole = false;
         }
         Keyed {
             prompt_bytes: keys.prompt_bytes,
@@ -494,6 +511,7 @@ impl Pool {
             adapter: extraction.adapter.or(extraction.model_hash),
             unkeyed,
             is_streaming: extraction.stream,
+            is_whole,
         }
     }
 }

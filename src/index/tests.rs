@@ -471,6 +471,33 @@ fn counters_shrink_a_size_that_is_told_too_large_and_leave_a_right_one() {
 }
 
 #[test]
+fn answers_shrink_and_grow_a_size_without_any_counters() {
+    let believed_after = |told_tokens: u64, true_tokens: u64, loop_len: u64| {
+        let mut index = index_of(vec![host(0, 1, told_tokens)]);
+        let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+        for n in 0..6000 {
+            let id = n % loop_len;
+            let keys = prompt(&[(id, 8192)]);
+            let predicted = index.lookup(&keys, NOW_MS).bytes_at(Slot(0)) / 4;
+            place(&mut index, 0, &keys, NOW_MS);
+            let cached = if used.contains_key(&id) { 2047 } else { 0 };
+            used.insert(id, n);
+            while used.len() as u64 * 2048 > true_tokens {
+                let oldest = *used.iter().min_by_key(|(_, last)| **last).unwrap().0;
+                used.remove(&oldest);
+            }
+            index.answered(Slot(0), 1, predicted, cached, 2048);
+        }
+        index.capacity_tokens(Slot(0))
+    };
+    let learned = believed_after(1_000_000, 100_000, 196);
+    assert!((1_000_000 / 16..400_000).contains(&learned), "{learned}");
+    assert_eq!(believed_after(1_000_000, 1_000_000, 196), 1_000_000);
+    let grown = believed_after(200_000, 1_000_000, 196);
+    assert!((350_000..=800_000).contains(&grown), "{grown}");
+}
+
+#[test]
 fn caches_filled_before_the_index_began_count_as_unseen_until_they_are_filled_again() {
     let mut first = host(0, 1, 100_000);
     first.load.prefix_queries = Some(1_000_000);
