@@ -330,8 +330,10 @@ impl Exchange {
         now_ms: u64,
     ) -> ResponseNote {
         self.answer_with(FirstByte::Nothing);
-        let mut note = ResponseNote::default();
-        note.usage_encoded = self.begin_tail(pool, head);
+        let mut note = ResponseNote {
+            usage_encoded: self.begin_tail(pool, head),
+            ..ResponseNote::default()
+        };
         let hosts = self.decision.as_ref().map(|decision| decision.hosts);
         let (Some(hosts), Some(charge)) = (hosts, self.charge_in(pool)) else {
             return note;

@@ -303,9 +303,11 @@ impl BytesPerToken {
         }
         let counted = u64::from(tokens).min(MAX_SAMPLE_TOKENS);
         let bytes = u64::from(bytes).saturating_mul(counted) / u64::from(tokens);
-        self.bytes = self
-            .bytes
-            .saturating_add(bytes.clamp(counted / 2, counted.saturating_mul(MAX_BYTES_PER_TOKEN)));
+        // Not `clamp`, which could panic.
+        let bytes = bytes
+            .max(counted / 2)
+            .min(counted.saturating_mul(MAX_BYTES_PER_TOKEN));
+        self.bytes = self.bytes.saturating_add(bytes);
         self.tokens = self.tokens.saturating_add(counted);
         if self.tokens >= MEAN_TOKENS {
             self.bytes /= 2;
