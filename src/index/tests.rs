@@ -311,6 +311,29 @@ fn eight_hosts_of_1_5_million_tokens_fit_in_16_mib() {
 }
 
 #[test]
+fn eight_caches_full_of_chats_are_found_without_exception() {
+    let mut index = index_of((0..8).map(|slot| host(slot, 1, 1_500_000)).collect());
+    // 8192 tokens in sixteen messages of 2 KiB.
+    let keys_of = |n: u64| {
+        prompt(
+            &(0..16)
+                .map(|message| (16 * n + message, 2048))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let prompts = 8 * 1_500_000 / 8192;
+    for n in 0..2 * prompts {
+        place(&mut index, u16::try_from(n % 8).unwrap(), &keys_of(n), NOW_MS + n);
+    }
+    assert!(index.memory_bytes() <= 16 << 20);
+    for n in prompts..2 * prompts {
+        let slot = Slot(u16::try_from(n % 8).unwrap());
+        let found = index.lookup(&keys_of(n), NOW_MS + 2 * prompts);
+        assert_eq!(found.as_slice(), [(slot, 32_768)], "{n}");
+    }
+}
+
+#[test]
 fn a_key_on_many_hosts_names_twenty_of_them() {
     let mut index = index_of((0..200).map(|slot| host(slot, 1, 400_000)).collect());
     let keys = prompt(&[(1, 2000)]);
