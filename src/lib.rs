@@ -22,7 +22,7 @@
 //! | 2 | [`recent`] | keys → how often each was used lately, and so which one is the prompt's home |
 //! | 3 | [`blob`] | the frame of every shared blob: magic, version, length, checksum |
 //! | 3 | [`host_table`] | bytes ↔ hosts with load, health, epoch |
-//! | 3 | [`journal`] | bytes ↔ one worker's tallies, placements and heartbeat |
+//! | 3 | [`journal`] | bytes ↔ one worker's tallies, placements and heartbeat; those of many workers as one |
 //! | 3 | [`index`] | keys → which hosts hold how much of the prompt |
 //! | 4 | [`candidate`] | host table × tallies → candidates, each with its backlog, rate and penalty |
 //! | 5 | [`decision`] | which hosts, in which order, and why |

@@ -15,7 +15,9 @@ use crate::decision::Decision;
 use crate::hold::HoldLimit;
 use crate::host_table::{HostTable, HostTableError, Slot};
 use crate::index::{IndexSettings, NewPlacement, PrefixIndex};
-use crate::journal::{ClosedRun, Journal, JournalError, Placement, PlacementKind, PlacementLog, Tally};
+use crate::journal::{
+    ClosedRun, Journal, JournalError, MergedJournals, Placement, PlacementKind, PlacementLog, Tally,
+};
 use crate::late_fields::LateFields;
 use crate::prompt::{self, Api, BodyEnd, NoPrompt, PromptInput, SessionMode};
 use crate::recent::{RecentPrefixes, RecentSettings};
@@ -23,7 +25,7 @@ use crate::strategy::{self, Query, Rng, StrategySettings};
 use crate::usage::BytesPerToken;
 
 pub use self::feedback::Expectation;
-pub use self::peers::JournalNews;
+pub use self::peers::{JournalNews, MergedNews};
 
 use self::peers::Peers;
 
@@ -225,6 +227,36 @@ impl Pool {
         // Without hosts, placements would mean nothing, and be lost.
         let index = (!self.fleet.is_empty()).then_some(&mut self.index);
         Ok(self.peers.take(slot, journal, index, archive, now_ms))
+    }
+
+    /// Takes over the journals of all workers as one of them merged them, as [`Pool::apply_journal`] does one; `None`
+    /// where they are older than [`MERGED_TTL_MS`], and nothing changed.
+    ///
+    /// # Errors
+    /// When the blob is no such thing; what was known stays.
+    pub fn apply_merged(&mut self, blob: &[u8], now_ms: u64) -> Result<Option<MergedNews>, JournalError> {
+        let merged = MergedJournals::decode(blob)?;
+        if now_ms.abs_diff(merged.merged_ms) > MERGED_TTL_MS {
+            return Ok(None);
+        }
+        let mut result = MergedNews {
+            news: JournalNews::default(),
+            counts: merged.counts,
+            behind: Vec::new(),
+        };
+        for (slot, journal) in merged.journals {
+            if journal.worker == self.worker {
+                continue;
+            }
+            if self.peers.is_behind(slot, &journal) {
+                result.behind.push(slot);
+                continue;
+            }
+            let index = (!self.fleet.is_empty()).then_some(&mut self.index);
+            let news = self.peers.take(slot, journal, index, Vec::new, now_ms);
+            result.news.add(news);
+        }
+        Ok(Some(result))
     }
 
     /// Sums what the other workers have open; those whose heartbeat stopped count for nothing.
@@ -543,6 +575,9 @@ fn recent_settings(config: &PoolConfig) -> RecentSettings {
         home_bytes: config.home_bytes,
     }
 }
+
+/// Merged journals older than this are not believed: whoever merges may have stopped.
+pub const MERGED_TTL_MS: u64 = 100;
 
 /// A head of a prompt with its namespace, in a table that may be half empty.
 const LATE_FIELD_ENTRY_BYTES: u32 = 256;

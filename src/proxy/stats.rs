@@ -50,6 +50,8 @@ pub(super) enum Counter {
     BlobsRejected,
     /// Placements of other workers that were overwritten before this one read them.
     PlacementsMissed,
+    /// Times that this worker merged the journals of all.
+    JournalMerges,
     /// Workers without a journal slot, counted at each attempt.
     JournalSlotMissing,
     /// Scrapes that brought a sample.
@@ -71,7 +73,7 @@ pub(super) enum Counter {
 }
 
 impl Counter {
-    const ALL: [Self; 23] = [
+    const ALL: [Self; 24] = [
         Self::PromptBytes,
         Self::MatchedBytes,
         Self::SpoofedHeaders,
@@ -86,6 +88,7 @@ impl Counter {
         Self::FalseHits,
         Self::BlobsRejected,
         Self::PlacementsMissed,
+        Self::JournalMerges,
         Self::JournalSlotMissing,
         Self::ScrapesOk,
         Self::ScrapesFailed,
@@ -113,6 +116,7 @@ impl Counter {
             Self::FalseHits => "warmroute_false_hits_total",
             Self::BlobsRejected => "warmroute_shared_blobs_rejected_total",
             Self::PlacementsMissed => "warmroute_placements_missed_total",
+            Self::JournalMerges => "warmroute_journal_merges_total",
             Self::JournalSlotMissing => "warmroute_journal_slot_missing_total",
             Self::ScrapesOk => "warmroute_scrapes_total.result.ok",
             Self::ScrapesFailed => "warmroute_scrapes_total.result.failed",
