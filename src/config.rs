@@ -73,12 +73,50 @@ pub struct PoolConfig {
     pub late_field_bytes: u32,
     /// Age at which the host table stops being believed.
     pub table_fresh_ms: u32,
-    /// Prompt bytes that make a token.
+    /// Prompt bytes that make a token, until answers tell.
     pub bytes_per_token: u32,
+    /// Whose answers are read for what the engine counted.
+    pub usage_feedback: UsageFeedback,
     /// Where endpoints come from.
     pub discovery: Discovery,
     /// How engines are scraped.
     pub metrics: MetricsConfig,
+}
+
+/// Whose answers are read for the engine's count of prompt tokens and cached ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UsageFeedback {
+    /// Nobody's.
+    Off,
+    /// Those that come whole.
+    Answers,
+    /// Those and streamed ones.
+    Streams,
+}
+
+impl UsageFeedback {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Off, Self::Answers, Self::Streams];
+
+    /// The name used in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Answers => "answers",
+            Self::Streams => "streams",
+        }
+    }
+
+    /// Whether a streamed answer, or one that comes whole, is read.
+    #[must_use]
+    pub fn reads(self, is_streamed: bool) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Answers => !is_streamed,
+            Self::Streams => true,
+        }
+    }
 }
 
 /// Names of the strategies.

@@ -8,8 +8,9 @@
 use crate::candidate::Charge;
 use crate::decision::Decision;
 pub use crate::pool::Unkeyed;
-use crate::pool::{DecisionInput, Outcome, Pool};
+use crate::pool::{DecisionInput, Expectation, Outcome, Pool};
 use crate::prompt::{Api, BodyEnd, body_is_readable};
+use crate::usage::{AnswerForm, AnswerTail};
 
 /// What the shell is to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +64,10 @@ pub struct ResponseHead<'a> {
     pub attempts: u32,
     /// It is an event stream, whose first body byte comes with the first token.
     pub is_event_stream: bool,
+    /// Its body is compressed.
+    pub is_encoded: bool,
+    /// `content-length`.
+    pub content_length: Option<u64>,
 }
 
 /// What came of a response's headers, for the shell to count.
@@ -76,6 +81,22 @@ pub struct ResponseNote {
     pub refused_while_held: bool,
     /// That refusal lowered what is held from now on: worth telling the operator, unlike every refusal.
     pub hold_lowered: bool,
+    /// What the engine counted cannot be read, because the answer is compressed.
+    pub usage_encoded: bool,
+}
+
+/// What the end of an answer told, for the shell to count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerNote {
+    /// It was not read.
+    Unread,
+    /// It did not tell what the engine counted, or did not come to its end.
+    UsageAbsent,
+    /// It told what the engine counted.
+    UsageRead {
+        /// Much less was cached than predicted.
+        is_false_hit: bool,
+    },
 }
 
 /// One request.
@@ -87,6 +108,9 @@ pub struct Exchange {
     decision: Option<Box<Decision>>,
     unkeyed: Option<Unkeyed>,
     charge: Option<Charge>,
+    expected: Option<Box<Expectation>>,
+    /// The end of the answer, where it is read.
+    tail: Option<AnswerTail>,
     /// The pool that holds the charge: a later pool of the same name must not be asked to give it back.
     charged_by: u64,
     is_streaming: bool,
@@ -144,6 +168,8 @@ impl Exchange {
             decision: None,
             unkeyed: None,
             charge: None,
+            expected: None,
+            tail: None,
             charged_by: pool.id(),
             // Only the body tells; a stream's charge is released by its first byte, which is never too early.
             is_streaming: true,
@@ -254,6 +280,7 @@ impl Exchange {
     fn settle(&mut self, pool: &mut Pool, mut outcome: Outcome, now_ms: u64) {
         self.charge = pool.charge(&mut outcome, now_ms);
         self.charged_by = pool.id();
+        self.expected = outcome.expectation.take();
         self.decision = Some(Box::new(outcome.decision));
         self.unkeyed = outcome.unkeyed;
         self.phase = Phase::Decided;
@@ -286,6 +313,7 @@ impl Exchange {
             Phase::Decided => self.on_first_response_headers(pool, head, now_ms),
             Phase::Answering { .. } => {
                 self.answer_with(FirstByte::Nothing);
+                self.tail = None;
                 if let Some(charge) = self.charge_in(pool) {
                     pool.prefill_over(charge, now_ms);
                 }
@@ -302,7 +330,10 @@ impl Exchange {
         now_ms: u64,
     ) -> ResponseNote {
         self.answer_with(FirstByte::Nothing);
-        let mut note = ResponseNote::default();
+        let mut note = ResponseNote {
+            usage_encoded: self.begin_tail(pool, head),
+            ..ResponseNote::default()
+        };
         let hosts = self.decision.as_ref().map(|decision| decision.hosts);
         let (Some(hosts), Some(charge)) = (hosts, self.charge_in(pool)) else {
             return note;
@@ -378,6 +409,55 @@ impl Exchange {
         match self.phase {
             Phase::Answering { first_byte } => first_byte != FirstByte::Nothing,
             Phase::Holding { .. } | Phase::Decided | Phase::Ended => false,
+        }
+    }
+
+    /// Prepares to read the end of an answer that may tell what the engine counted; true where it cannot be read.
+    fn begin_tail(&mut self, pool: &Pool, head: &ResponseHead<'_>) -> bool {
+        let is_read = head.via_upstream
+            && head.status == 200
+            && self.expected.is_some()
+            && pool.config().usage_feedback.reads(head.is_event_stream);
+        if is_read && !head.is_encoded {
+            let form = if head.is_event_stream {
+                AnswerForm::Events
+            } else {
+                AnswerForm::Whole
+            };
+            self.tail = Some(AnswerTail::new(form, head.content_length));
+        }
+        is_read && head.is_encoded
+    }
+
+    /// Whether chunks of the answer are to be shown to [`Exchange::wants_answer_bytes`].
+    #[must_use]
+    pub const fn reads_answer(&self) -> bool {
+        self.tail.is_some()
+    }
+
+    /// A chunk of the answer comes by: how many of its last bytes [`Exchange::on_answer_bytes`] wants, mostly none.
+    pub fn wants_answer_bytes(&mut self, chunk_bytes: usize) -> usize {
+        self.tail.as_mut().map_or(0, |tail| tail.pass(chunk_bytes))
+    }
+
+    /// The last bytes of a chunk of the answer.
+    pub fn on_answer_bytes(&mut self, last: &[u8]) {
+        if let Some(tail) = &mut self.tail {
+            tail.push(last);
+        }
+    }
+
+    /// The answer is complete, or will not be: what it told of the engine's own count goes to the pool, once.
+    pub fn on_answer_end(&mut self, pool: &mut Pool, now_ms: u64) -> AnswerNote {
+        let served = self.charge_in(pool).map(|charge| charge.slot);
+        let (Some(tail), Some(expected)) = (self.tail.take(), self.expected.take()) else {
+            return AnswerNote::Unread;
+        };
+        match tail.usage() {
+            Some(usage) if self.charged_by == pool.id() => AnswerNote::UsageRead {
+                is_false_hit: pool.answered(&expected, usage, served, now_ms),
+            },
+            Some(_) | None => AnswerNote::UsageAbsent,
         }
     }
 

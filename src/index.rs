@@ -20,6 +20,8 @@ use crate::chunk::{PrefixKey, PrefixKeys};
 use crate::host_table::{HostTable, Slot};
 use crate::journal::{Placement, PlacementKind};
 
+pub use self::clock::Verdict;
+
 use self::anchors::{Anchors, MAX_ANCHORS};
 use self::clock::Clocks;
 use self::table::{Held, Holder, ONE_USE, Table};
@@ -197,6 +199,31 @@ impl PrefixIndex {
             above = at;
         }
         search.matches
+    }
+
+    /// Takes over what an answer told of its own prompt, in tokens: how much of it was predicted to be cached and was, and
+    /// all of it. What is to be made of the prompt's entries is for the caller to tell all workers.
+    pub fn answered(
+        &mut self,
+        slot: Slot,
+        epoch: u32,
+        predicted_tokens: u32,
+        cached_tokens: u32,
+        prompt_tokens: u32,
+    ) -> Verdict {
+        if self.clocks.epoch_of(slot) != Some(epoch) {
+            return Verdict::default();
+        }
+        self.clocks
+            .answered(slot, predicted_tokens, cached_tokens, prompt_tokens)
+    }
+
+    /// The keys of a prompt that workers tell each other of, shallow to deep.
+    pub fn anchors(keys: &PrefixKeys) -> Vec<PrefixKey> {
+        let anchors = Anchors::of(&keys.keys);
+        let at = anchors.as_slice().iter();
+        at.filter_map(|at| keys.keys.get(usize::from(*at)).copied())
+            .collect()
     }
 
     /// Cache size believed of a host, tokens.

@@ -8,16 +8,20 @@
 //! These first fields stay where they are in every version, so that a claim can be judged across builds; sections with
 //! an unknown tag are skipped, so that a section can be added within a version.
 
+mod merged;
 mod placements;
+mod seen;
 
 use std::fmt;
 
 use crate::blob::{BlobError, BlobReader, BlobWriter, heartbeat_is_stale};
 use crate::host_table::{MAX_HOSTS, Slot};
 
+pub use self::merged::{MERGED_BYTES, MERGED_RUN_BYTES, MergedJournals};
 pub use self::placements::{
     ARCHIVED_RUNS, ClosedRun, MAX_KEYS, Placement, PlacementKind, PlacementLog, PlacementRun, RUN_BYTES,
 };
+pub use self::seen::{JournalsSeen, MAX_JOURNALS, MERGE_ABOVE, MERGE_MS, count_publication, merge_is_due};
 
 /// What one worker has open, published under its journal slot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -74,15 +78,42 @@ pub enum JournalError {
 impl Journal {
     /// The journal as a sealed blob; tallies beyond [`MAX_TALLIES`] are left out.
     pub fn encode(&self) -> Vec<u8> {
+        let mut writer = BlobWriter::new(MAGIC, VERSION, self.payload_bytes());
+        self.write(&mut writer);
+        writer.seal()
+    }
+
+    /// The journal in `bytes`.
+    ///
+    /// # Errors
+    /// Damaged bytes, another version, a tally section that breaks its bounds.
+    pub fn decode(bytes: &[u8]) -> Result<Self, JournalError> {
+        let (version, reader) = BlobReader::open(MAGIC, bytes)?;
+        if version != VERSION {
+            return Err(JournalError::UnsupportedVersion(version));
+        }
+        Self::read(reader)
+    }
+
+    fn payload_bytes(&self) -> usize {
+        let run_bytes = if self.has_run() {
+            SECTION_HEADER_BYTES.saturating_add(self.placements.encoded_bytes())
+        } else {
+            0
+        };
+        FIXED_BYTES
+            .saturating_add(self.tallies.len().min(MAX_TALLIES).saturating_mul(TALLY_BYTES))
+            .saturating_add(run_bytes)
+    }
+
+    /// A worker that placed nothing yet has no run to tell of.
+    fn has_run(&self) -> bool {
+        !self.placements.placements.is_empty() || self.placements.first_sequence != 0
+    }
+
+    fn write(&self, writer: &mut BlobWriter) {
         let tallies = self.tallies.get(..MAX_TALLIES).unwrap_or(&self.tallies);
         let section_bytes = tallies.len().saturating_mul(TALLY_BYTES);
-        // A worker that placed nothing yet has no run to tell of.
-        let has_run = !self.placements.placements.is_empty();
-        let run_bytes = self.placements.encoded_bytes();
-        let payload_bytes = FIXED_BYTES
-            .saturating_add(section_bytes)
-            .saturating_add(run_bytes);
-        let mut writer = BlobWriter::new(MAGIC, VERSION, payload_bytes);
         writer.put_u64(self.worker);
         writer.put_u32(self.sequence);
         writer.put_u64(self.heartbeat_ms);
@@ -94,23 +125,14 @@ impl Journal {
             writer.put_u32(tally.requests);
             writer.put_u64(tally.uncached_tokens);
         }
-        if has_run {
+        if self.has_run() {
             writer.put_u16(TAG_PLACEMENTS);
-            writer.put_u32(u32::try_from(run_bytes).unwrap_or(u32::MAX));
-            self.placements.write(&mut writer);
+            writer.put_u32(u32::try_from(self.placements.encoded_bytes()).unwrap_or(u32::MAX));
+            self.placements.write(writer);
         }
-        writer.seal()
     }
 
-    /// The journal in `bytes`.
-    ///
-    /// # Errors
-    /// Damaged bytes, another version, a tally section that breaks its bounds.
-    pub fn decode(bytes: &[u8]) -> Result<Self, JournalError> {
-        let (version, mut reader) = BlobReader::open(MAGIC, bytes)?;
-        if version != VERSION {
-            return Err(JournalError::UnsupportedVersion(version));
-        }
+    fn read(mut reader: BlobReader<'_>) -> Result<Self, JournalError> {
         let mut journal = Self {
             worker: reader.u64()?,
             sequence: reader.u32()?,
@@ -272,8 +294,9 @@ const TAG_PLACEMENTS: u16 = 2;
 const TALLY_BYTES: usize = 18;
 /// Where the payload begins, and with it the writer's identity.
 const WORKER_AT: usize = 18;
-/// Worker, sequence, heartbeat and two section headers.
-const FIXED_BYTES: usize = 32;
+/// Worker, sequence, heartbeat and the header of the tallies.
+const FIXED_BYTES: usize = 26;
+const SECTION_HEADER_BYTES: usize = 6;
 
 #[cfg(test)]
 #[expect(clippy::cast_possible_truncation, reason = "random values of every width")]

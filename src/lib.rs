@@ -22,11 +22,12 @@
 //! | 2 | [`recent`] | keys → how often each was used lately, and so which one is the prompt's home |
 //! | 3 | [`blob`] | the frame of every shared blob: magic, version, length, checksum |
 //! | 3 | [`host_table`] | bytes ↔ hosts with load, health, epoch |
-//! | 3 | [`journal`] | bytes ↔ one worker's tallies, placements and heartbeat |
+//! | 3 | [`journal`] | bytes ↔ one worker's tallies, placements and heartbeat; those of many workers as one |
 //! | 3 | [`index`] | keys → which hosts hold how much of the prompt |
 //! | 4 | [`candidate`] | host table × tallies → candidates, each with its backlog, rate and penalty |
 //! | 5 | [`decision`] | which hosts, in which order, and why |
 //! | 5 | [`strategy`] | candidates → decision; one file a strategy |
+//! | 6 | [`usage`] | the end of an answer → tokens of its prompt, and how many of them were cached |
 //! | 6 | [`load`] | an engine's metrics text → its load |
 //! | 6 | [`discovery`] | Envoy's admin JSON → endpoints |
 //! | 6 | [`lease`] | who polls: one holder among service and filters |
@@ -75,6 +76,7 @@ pub mod index;
 pub mod candidate;
 pub mod decision;
 pub mod strategy;
+pub mod usage;
 pub mod load;
 pub mod discovery;
 pub mod lease;

@@ -5,6 +5,8 @@
 //! tallies, the counts of prefixes and the index. Bodies, tables and journals are untrusted: what cannot be read changes
 //! nothing and is reported to the caller.
 
+mod feedback;
+mod journals;
 mod peers;
 
 use crate::candidate::{Charge, Fleet, FleetSettings, Work};
@@ -14,13 +16,16 @@ use crate::decision::Decision;
 use crate::hold::HoldLimit;
 use crate::host_table::{HostTable, HostTableError, Slot};
 use crate::index::{IndexSettings, NewPlacement, PrefixIndex};
-use crate::journal::{ClosedRun, Journal, JournalError, Placement, PlacementKind, PlacementLog, Tally};
+use crate::journal::{Placement, PlacementKind, PlacementLog};
 use crate::late_fields::LateFields;
 use crate::prompt::{self, Api, BodyEnd, NoPrompt, PromptInput, SessionMode};
 use crate::recent::{RecentPrefixes, RecentSettings};
 use crate::strategy::{self, Query, Rng, StrategySettings};
+use crate::usage::BytesPerToken;
 
-pub use self::peers::JournalNews;
+pub use self::feedback::Expectation;
+pub use self::journals::MERGED_TTL_MS;
+pub use self::peers::{JournalNews, MergedNews};
 
 use self::peers::Peers;
 
@@ -32,6 +37,7 @@ pub struct Pool {
     fleet: Fleet,
     recent: RecentPrefixes,
     index: PrefixIndex,
+    bytes_per_token: BytesPerToken,
     late_fields: LateFields,
     hold: HoldLimit,
     rng: Rng,
@@ -69,6 +75,8 @@ pub struct Outcome {
     pub is_streaming: bool,
     /// What the index was told, for [`Pool::charge`].
     pub placement: Option<Box<Placement>>,
+    /// What the answer can be compared with, where it will be read; for [`Pool::answered`].
+    pub expectation: Option<Box<Expectation>>,
 }
 
 /// Why a request was decided without a prefix key.
@@ -128,6 +136,8 @@ struct Keyed {
     adapter: Option<u64>,
     unkeyed: Option<Unkeyed>,
     is_streaming: bool,
+    /// All of the prompt was read, so that its bytes can be compared with its tokens.
+    is_whole: bool,
 }
 
 impl Pool {
@@ -139,6 +149,7 @@ impl Pool {
             fleet: Fleet::new(fleet_settings(&config)),
             recent: RecentPrefixes::new(recent_settings(&config)),
             index: PrefixIndex::new(index_settings(&config)),
+            bytes_per_token: BytesPerToken::new(config.bytes_per_token),
             late_fields: LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES),
             hold: HoldLimit::new(config.max_buffer_bytes),
             rng: Rng::new(worker),
@@ -160,6 +171,9 @@ impl Pool {
         if index_settings(&config) != *self.index.settings() {
             self.index.resize(index_settings(&config));
         }
+        if config.bytes_per_token != self.config.bytes_per_token {
+            self.bytes_per_token = BytesPerToken::new(config.bytes_per_token);
+        }
         if config.late_field_bytes != self.config.late_field_bytes {
             self.late_fields = LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES);
         }
@@ -178,92 +192,15 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes over all journals, in the order of their slots; the count of blobs that are no journals.
-    ///
-    /// Placements that were archived meanwhile are missed; see [`Pool::apply_journal`].
-    pub fn apply_journals<'a>(&mut self, blobs: impl Iterator<Item = &'a [u8]>, now_ms: u64) -> u32 {
-        let mut rejected = 0;
-        for (slot, blob) in (0u8..).zip(blobs) {
-            let applied = self.apply_journal(slot, blob, Vec::new, now_ms);
-            rejected += u32::from(applied.is_err());
-        }
-        self.settle_journals(now_ms);
-        rejected
-    }
-
-    /// Takes over the journal in a slot: its placements at once, its tallies with [`Pool::settle_journals`].
-    ///
-    /// `archive` reads the closed runs of that slot; it is called when the journal itself no longer holds all that is
-    /// new, and the first time.
-    ///
-    /// # Errors
-    /// When the blob is not a journal; what was known stays.
-    pub fn apply_journal(
-        &mut self,
-        slot: u8,
-        blob: &[u8],
-        archive: impl FnOnce() -> Vec<Vec<u8>>,
-        now_ms: u64,
-    ) -> Result<JournalNews, JournalError> {
-        let journal = Journal::decode(blob)?;
-        if journal.worker == self.worker {
-            return Ok(JournalNews::default());
-        }
-        // Without hosts, placements would mean nothing, and be lost.
-        let index = (!self.fleet.is_empty()).then_some(&mut self.index);
-        Ok(self.peers.take(slot, journal, index, archive, now_ms))
-    }
-
-    /// Sums what the other workers have open; those whose heartbeat stopped count for nothing.
-    pub fn settle_journals(&mut self, now_ms: u64) {
-        let tallies = self.peers.tallies(self.worker, now_ms);
-        let others = tallies
-            .iter()
-            .map(|tally| (tally.slot, tally.epoch, tally.requests, tally.uncached_tokens));
-        self.fleet.set_others(others, now_ms);
-    }
-
-    /// Runs of placements that this worker closed since the last call, for its archive. They must be written before
-    /// the journal that follows them.
-    pub fn take_closed_runs(&mut self) -> Vec<ClosedRun> {
-        self.placements.take_closed()
-    }
-
-    /// This worker's journal, for the others.
-    pub fn journal(&mut self, now_ms: u64) -> Journal {
-        self.with_journal(now_ms, Journal::clone)
-    }
-
-    /// Calls `f` with this worker's journal.
-    pub fn with_journal<R>(&mut self, now_ms: u64, f: impl FnOnce(&Journal) -> R) -> R {
-        self.journal_sequence = self.journal_sequence.wrapping_add(1);
-        let tallies = self.fleet.own_tallies(now_ms);
-        let journal = Journal {
-            worker: self.worker,
-            sequence: self.journal_sequence,
-            heartbeat_ms: now_ms,
-            placements: self.placements.lend(),
-            tallies: tallies
-                .map(|(slot, epoch, requests, uncached_tokens)| Tally {
-                    slot,
-                    epoch,
-                    requests,
-                    uncached_tokens,
-                })
-                .collect(),
-        };
-        let result = f(&journal);
-        self.placements.give_back(journal.placements);
-        result
-    }
-
     /// Chooses hosts for one request. It always returns; a decision may name no host, and Envoy's fallback then chooses.
     pub fn decide(&mut self, input: &DecisionInput<'_>, now_ms: u64) -> Outcome {
         let keyed = self.keys_of(input);
+        let outcome = self.decide_keyed(&keyed.keys, keyed.adapter, now_ms);
         Outcome {
             unkeyed: keyed.unkeyed,
             is_streaming: keyed.is_streaming,
-            ..self.decide_keyed(&keyed.keys, keyed.adapter, now_ms)
+            expectation: self.expectation(&keyed, &outcome.decision),
+            ..outcome
         }
     }
 
@@ -271,7 +208,7 @@ impl Pool {
     pub fn decide_keyed(&mut self, keys: &PrefixKeys, adapter: Option<u64>, now_ms: u64) -> Outcome {
         let homes = self.recent.observe(keys, self.fleet.traffic(), now_ms);
         let query = Query {
-            millibytes_per_token: self.config.bytes_per_token.saturating_mul(1000),
+            millibytes_per_token: self.bytes_per_token.millibytes(),
             adapter,
             matches: self.index.lookup(keys, now_ms),
             ..Query::new(homes, keys.prompt_bytes, now_ms)
@@ -293,6 +230,7 @@ impl Pool {
             self.placements.push(placement.clone(), self.worker);
         }
         Outcome {
+            expectation: None,
             decision,
             unkeyed: None,
             is_streaming: true,
@@ -461,6 +399,7 @@ impl Pool {
                 adapter: None,
                 unkeyed: session.is_none().then_some(Unkeyed::Unreadable),
                 is_streaming: true,
+                is_whole: false,
             };
         };
         let prompt_input = PromptInput {
@@ -490,6 +429,8 @@ impl Pool {
             keys.prompt_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
             unkeyed = unkeyed.or(Some(Unkeyed::NothingHeld));
         }
+        let mut is_whole =
+            end == BodyEnd::EndOfStream && keys.prompt_bytes < options.max_prefix_bytes && unkeyed.is_none();
         let replaces = match options.session_mode {
             SessionMode::Off | SessionMode::Extend => false,
             SessionMode::Fallback => keys.keys.is_empty(),
@@ -498,6 +439,7 @@ impl Pool {
         if let Some(session) = extraction.session.filter(|_| replaces) {
             keys = PrefixKeys::of_session(session, keys.prompt_bytes);
             unkeyed = None;
+            is_whole = false;
         }
         Keyed {
             keys,
@@ -505,6 +447,7 @@ impl Pool {
             adapter: extraction.adapter.or(extraction.model_hash),
             unkeyed,
             is_streaming: extraction.stream,
+            is_whole,
         }
     }
 }

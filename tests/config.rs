@@ -4,7 +4,9 @@
 #![expect(clippy::panic, reason = "helpers of tests may fail as tests do")]
 
 use serde_json::{Value, json};
-use warmroute::config::{CompanionMode, Config, ConfigError, Overflow, PoolConfig, StrategyName, Thresholds};
+use warmroute::config::{
+    CompanionMode, Config, ConfigError, Overflow, PoolConfig, StrategyName, Thresholds, UsageFeedback,
+};
 use warmroute::host_table::Role;
 use warmroute::load::Preset;
 use warmroute::poller::Discovery;
@@ -35,6 +37,7 @@ fn absent_keys_have_their_defaults() {
         (1 << 20, 256 << 10)
     );
     assert_eq!(pool.table_fresh_ms, 3000);
+    assert_eq!(pool.usage_feedback, UsageFeedback::Answers);
     assert_eq!(
         pool.discovery,
         Discovery::Admin {
@@ -74,6 +77,7 @@ fn every_key_reaches_its_field() {
                 "secret": "s", "tenant_header": "X-Tenant", "volatile_heads": ["Date: "]
             },
             "index": {"memory_bytes": 500_500},
+            "usage_feedback": "streams",
             "session": {"mode": "replace", "headers": ["X-Chat", "x-user"], "fields": ["user", "session_id"]},
             "discovery": {"admin_cluster": "a", "interval_ms": 5006},
             "metrics": {
@@ -101,6 +105,7 @@ fn every_key_reaches_its_field() {
     assert_eq!((pool.prompt.max_prefix_bytes, pool.home_bytes), (5003, 5004));
     assert_eq!((pool.recent_prefix_bytes, pool.bytes_per_token), (50_050, 2));
     assert_eq!(pool.index_memory_bytes, 500_500);
+    assert_eq!(pool.usage_feedback, UsageFeedback::Streams);
     assert_eq!(
         (
             pool.prompt.secret.as_slice(),

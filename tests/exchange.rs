@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use warmroute::config::{Config, PoolConfig};
 use warmroute::decision::Reason;
-use warmroute::exchange::{Exchange, RequestHead, ResponseHead, ResponseNote, Step, Unkeyed};
+use warmroute::exchange::{AnswerNote, Exchange, RequestHead, ResponseHead, ResponseNote, Step, Unkeyed};
 use warmroute::host_table::{Health, Host, HostTable, Load, Role, Slot};
 use warmroute::journal::Journal;
 use warmroute::pool::Pool;
@@ -1059,6 +1059,7 @@ impl World {
             served_by: served_by.as_deref(),
             attempts: u32::try_from(self.rng.below(5)).unwrap(),
             is_event_stream: self.rng.below(2) == 0,
+            ..ResponseHead::default()
         };
         let pool = &mut self.pools[live.pool_at];
         let note = live.exchange.on_response_headers(pool, &head, self.now_ms);
@@ -1187,4 +1188,138 @@ impl Drop for Printer {
             eprintln!("replay with WARMROUTE_SEED={}", self.0);
         }
     }
+}
+
+/// An answer whose text is of about so many bytes.
+fn answer_body(text_bytes: usize) -> String {
+    let text = "and \\\"so\\\" on ".repeat(text_bytes / 12);
+    format!(
+        r#"{{"id":"1","choices":[{{"message":{{"content":"{text}"}}}}],"usage":{{"prompt_tokens":4000,"prompt_tokens_details":{{"cached_tokens":1024}}}},"kv_transfer_params":null}}"#
+    )
+}
+
+/// Shows an answer chunk by chunk as the shell does; bytes that were copied.
+fn show_answer(exchange: &mut Exchange, body: &[u8], chunk_bytes: usize) -> usize {
+    let mut copied = 0;
+    for chunk in body.chunks(chunk_bytes) {
+        if exchange.reads_answer() {
+            let wanted = exchange.wants_answer_bytes(chunk.len());
+            exchange.on_answer_bytes(&chunk[chunk.len() - wanted..]);
+            copied += wanted;
+        }
+    }
+    copied
+}
+
+#[test]
+fn answers_that_come_whole_teach_bytes_per_token_however_they_are_cut() {
+    for chunk_bytes in [1, 7, 4096, 1 << 20] {
+        for length_known in [true, false] {
+            let mut pool = pool("", 2);
+            let mut exchange = decided(&mut pool, &chat(4000, false), NOW_MS);
+            let body = answer_body(30_000);
+            answer(slots(&exchange)[0], 200, false, |head| {
+                let head = ResponseHead {
+                    content_length: length_known.then_some(body.len() as u64),
+                    ..*head
+                };
+                let note = exchange.on_response_headers(&mut pool, &head, NOW_MS);
+                assert!(!note.usage_encoded);
+            });
+            let copied = show_answer(&mut exchange, body.as_bytes(), chunk_bytes);
+            if length_known {
+                assert_eq!(copied, 4096);
+            }
+            let told = AnswerNote::UsageRead { is_false_hit: false };
+            assert_eq!(exchange.on_answer_end(&mut pool, NOW_MS), told);
+            assert_eq!(
+                exchange.on_answer_end(&mut pool, NOW_MS),
+                AnswerNote::Unread,
+                "once"
+            );
+            assert!(pool.millibytes_per_token() < 4000);
+            exchange.on_end(&mut pool, NOW_MS);
+        }
+    }
+}
+
+#[test]
+fn only_answers_that_can_tell_are_read() {
+    let body = answer_body(100);
+    for (settings, head, copies, encoded) in [
+        ("", ResponseHead::default(), true, false),
+        (
+            r#""usage_feedback":"off","#,
+            ResponseHead::default(),
+            false,
+            false,
+        ),
+        (
+            "",
+            ResponseHead {
+                is_event_stream: true,
+                ..ResponseHead::default()
+            },
+            false,
+            false,
+        ),
+        (
+            "",
+            ResponseHead {
+                is_encoded: true,
+                ..ResponseHead::default()
+            },
+            false,
+            true,
+        ),
+        (
+            "",
+            ResponseHead {
+                status: 400,
+                ..ResponseHead::default()
+            },
+            false,
+            false,
+        ),
+    ] {
+        let mut pool = pool(settings, 2);
+        let mut exchange = decided(&mut pool, &chat(4000, false), NOW_MS);
+        let address = address(slots(&exchange)[0]);
+        let head = ResponseHead {
+            status: head.status.max(200),
+            via_upstream: true,
+            served_by: Some(&address),
+            attempts: 1,
+            ..head
+        };
+        let note = exchange.on_response_headers(&mut pool, &head, NOW_MS);
+        assert_eq!(note.usage_encoded, encoded, "{head:?}");
+        assert_eq!(
+            show_answer(&mut exchange, body.as_bytes(), 100) > 0,
+            copies,
+            "{head:?}"
+        );
+        let told = exchange.on_answer_end(&mut pool, NOW_MS) != AnswerNote::Unread;
+        assert_eq!(told, copies, "{settings} {head:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_was_cut_or_replaced_teaches_nothing() {
+    let body = answer_body(100);
+    let mut pool = pool("", 2);
+    let mut cut = decided(&mut pool, &chat(4000, false), NOW_MS);
+    answer(slots(&cut)[0], 200, false, |head| {
+        cut.on_response_headers(&mut pool, head, NOW_MS);
+    });
+    show_answer(&mut cut, &body.as_bytes()[..body.len() - 1], 100);
+    assert_eq!(cut.on_answer_end(&mut pool, NOW_MS), AnswerNote::UsageAbsent);
+    let mut replaced = decided(&mut pool, &chat(4000, false), NOW_MS);
+    answer(slots(&replaced)[0], 200, false, |head| {
+        replaced.on_response_headers(&mut pool, head, NOW_MS);
+        replaced.on_response_headers(&mut pool, head, NOW_MS);
+    });
+    assert_eq!(show_answer(&mut replaced, body.as_bytes(), 100), 0);
+    assert_eq!(replaced.on_answer_end(&mut pool, NOW_MS), AnswerNote::Unread);
+    assert_eq!(pool.millibytes_per_token(), 4000);
 }

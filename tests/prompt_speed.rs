@@ -1,4 +1,4 @@
-//! How long it takes to read and hash a body; prints, asserts nothing. Run with
+//! How long it takes to read and hash a body, and to read an answer's end; prints, asserts nothing. Run with
 //! `cargo test --release --test prompt_speed -- --ignored --nocapture`.
 
 #![cfg(not(target_family = "wasm"))]
@@ -8,6 +8,7 @@ use std::hint::black_box;
 
 use warmroute::chunk::murmur::Murmur;
 use warmroute::prompt::{Api, BodyEnd, PromptInput, PromptOptions, extract};
+use warmroute::usage::{AnswerForm, AnswerTail};
 
 /// A conversation of about `len_bytes`: messages of 1 KiB, an escape every 60 bytes where `escapes`.
 fn chat_body(len_bytes: usize, parts: bool, escapes: bool) -> String {
@@ -88,5 +89,31 @@ fn reading_and_hashing_a_body() {
                 "{kib:4} KiB {name:8} extract {whole_us:8.1} us, skip alone {skip_us:8.1} us, murmur alone {hash_us:8.1} us"
             );
         }
+    }
+}
+
+#[test]
+#[ignore = "prints measurements, which need a release build"]
+fn reading_the_end_of_an_answer() {
+    let usage = r#""usage":{"prompt_tokens":3167,"total_tokens":3175,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":3072}},"prompt_logprobs":null,"kv_transfer_params":null}"#;
+    let quoted = "\\\"usage\\\":{\\\"prompt_tokens\\\":1} ".repeat(200);
+    for (name, text, end) in [
+        ("1 KiB", "word ".repeat(205), usage),
+        ("64 KiB", "word ".repeat(13_107), usage),
+        ("no usage", "word ".repeat(13_107), "\"a\":1}"),
+        ("hostile", quoted, "\"a\":1}"),
+    ] {
+        let body = format!(r#"{{"choices":[{{"message":{{"content":"{text}"}}}}],{end}"#);
+        let us = median_us(|| {
+            for _ in 0..100 {
+                let mut tail = AnswerTail::new(AnswerForm::Whole, Some(body.len() as u64));
+                for chunk in body.as_bytes().chunks(16_384) {
+                    let wanted = tail.pass(chunk.len());
+                    tail.push(chunk.split_at(chunk.len() - wanted).1);
+                }
+                black_box(tail.usage());
+            }
+        });
+        println!("{name}: {:.0} ns", us * 10.0);
     }
 }

@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 use serde_json::Value;
 
 use super::reader::{ConfigError, Reader, choice_of, string_of};
-use super::{MAX_NAME_BYTES, Overflow, PoolConfig, StrategyName, Thresholds};
+use super::{MAX_NAME_BYTES, Overflow, PoolConfig, StrategyName, Thresholds, UsageFeedback};
 use crate::discovery::StaticHost;
 use crate::host_table::Role;
 use crate::load::{CustomMetrics, Preset};
@@ -45,6 +45,7 @@ impl Default for PoolDraft {
                 late_field_bytes: DEFAULT_LATE_FIELD_BYTES,
                 table_fresh_ms: DEFAULT_TABLE_FRESH_MS,
                 bytes_per_token: DEFAULT_BYTES_PER_TOKEN,
+                usage_feedback: UsageFeedback::Answers,
                 discovery: Discovery::default(),
                 metrics: MetricsConfig::of_cluster(""),
             },
@@ -91,6 +92,12 @@ impl PoolDraft {
         // A table without news is published once a second.
         if let Some(age) = reader.integer32("table_fresh_ms", 1500, 60_000)? {
             config.table_fresh_ms = age;
+        }
+        if let Some(whose) = reader.choice(
+            "usage_feedback",
+            &UsageFeedback::ALL.map(|whose| (whose.as_str(), whose)),
+        )? {
+            config.usage_feedback = whose;
         }
         if let Some(mut prefix) = reader.object("prefix")? {
             config.read_prefix(&mut prefix)?;

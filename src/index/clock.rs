@@ -14,6 +14,10 @@
 //! there: fewer hits shrink the believed size slowly, more hits grow it fast, within 1/16 and 4 of what the engine
 //! says. To remember too long costs little, to forget too early costs much. A window in which others placed much is
 //! not judged.
+//!
+//! Where answers tell how much of their own prompts was cached, those are compared instead, request by request and with
+//! nobody else's in between. An answer that shows much less than was predicted is a false hit; two that show next to
+//! nothing, with no answer between them that shows a hit, put the host in doubt: it seems to keep nothing.
 
 use super::table::{Holder, STAMP_MASK};
 use crate::host_table::{Host, HostTable, MAX_HOSTS, Slot};
@@ -53,6 +57,9 @@ struct HostClock {
     unseen_tokens: u64,
     last_counters: Option<Counters>,
     window: Window,
+    answered: Answered,
+    /// False hits since the last hit that an answer showed.
+    false_hits: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +75,14 @@ struct Window {
     predicted_tokens: u64,
     queried_tokens: u64,
     hit_tokens: u64,
+}
+
+/// Sums of what answers told since the last judgement.
+#[derive(Debug, Clone, Copy, Default)]
+struct Answered {
+    prompt_tokens: u64,
+    predicted_tokens: u64,
+    cached_tokens: u64,
 }
 
 impl Clocks {
@@ -146,6 +161,17 @@ impl Clocks {
         window.predicted_tokens = window.predicted_tokens.saturating_add(predicted.into());
         self.refresh(usize::from(slot.0));
         self.stamp(slot)
+    }
+
+    /// Takes over what an answer told of its prompt; what is to be made of the entries that predicted otherwise.
+    pub(super) fn answered(&mut self, slot: Slot, predicted: u32, cached: u32, prompt: u32) -> Verdict {
+        let at = usize::from(slot.0);
+        let Some(clock) = self.hosts.get_mut(at).filter(|clock| clock.is_present) else {
+            return Verdict::default();
+        };
+        let verdict = clock.answered(predicted, cached, prompt);
+        self.refresh(at);
+        verdict
     }
 
     /// Whether a use renews a stamp of that age.
@@ -227,22 +253,64 @@ impl HostClock {
         self.unseen_tokens = self.unseen_tokens.saturating_sub(tokens);
     }
 
+    fn answered(&mut self, predicted: u32, cached: u32, prompt: u32) -> Verdict {
+        // Keys and blocks end at different places.
+        let slack = SLACK_TOKENS.saturating_add(predicted / 8);
+        let is_false = predicted > cached.saturating_add(slack);
+        let is_surprise = cached > predicted.saturating_add(4 * SLACK_TOKENS + predicted / 8);
+        let counted = if is_false || is_surprise {
+            cached
+        } else {
+            predicted
+        };
+        let mut sums = self.answered;
+        sums.prompt_tokens = sums.prompt_tokens.saturating_add(prompt.into());
+        sums.predicted_tokens = sums.predicted_tokens.saturating_add(predicted.into());
+        sums.cached_tokens = sums.cached_tokens.saturating_add(counted.into());
+        self.answered = sums;
+        if sums.prompt_tokens >= self.window_tokens() {
+            self.step(
+                permille(sums.predicted_tokens, sums.prompt_tokens),
+                permille(sums.cached_tokens, sums.prompt_tokens),
+            );
+        }
+        if cached >= SLACK_TOKENS {
+            self.false_hits = 0;
+        } else if is_false {
+            self.false_hits = self.false_hits.saturating_add(1);
+        }
+        Verdict {
+            is_false,
+            in_doubt: self.false_hits >= DOUBTFUL_FALSE_HITS,
+        }
+    }
+
     fn judge(&mut self) {
         let window = self.window;
-        if window.queried_tokens < (self.believed_tokens() / 8).max(MIN_WINDOW_TOKENS) {
+        if window.queried_tokens < self.window_tokens() {
             return;
         }
-        self.window = Window::default();
         let placed_percent = window.placed_tokens.saturating_mul(100) / window.queried_tokens;
         if !(70..=140).contains(&placed_percent) {
+            self.window = Window::default();
             return;
         }
-        let predicted = window
-            .predicted_tokens
-            .saturating_mul(1000)
-            .checked_div(window.placed_tokens);
-        let actual = window.hit_tokens.saturating_mul(1000) / window.queried_tokens;
-        let predicted = predicted.unwrap_or(0);
+        self.step(
+            permille(window.predicted_tokens, window.placed_tokens),
+            permille(window.hit_tokens, window.queried_tokens),
+        );
+    }
+
+    /// Tokens that are judged together.
+    fn window_tokens(&self) -> u64 {
+        (self.believed_tokens() / 8).max(MIN_WINDOW_TOKENS)
+    }
+
+    /// Corrects the believed size by the hits predicted and found, thousandths. Counters and answers tell of the same
+    /// requests, so what either showed begins anew.
+    fn step(&mut self, predicted: u64, actual: u64) {
+        self.window = Window::default();
+        self.answered = Answered::default();
         let step = if predicted > actual.saturating_add(200) {
             self.factor_q10 - self.factor_q10 / 4
         } else if predicted > actual.saturating_add(50) {
@@ -283,6 +351,19 @@ impl HostClock {
     }
 }
 
+/// What an answer showed of the entries that predicted it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Verdict {
+    /// A false hit: much less was cached than predicted.
+    pub is_false: bool,
+    /// The host seems to keep nothing of what it computes.
+    pub in_doubt: bool,
+}
+
+fn permille(part: u64, whole: u64) -> u64 {
+    part.saturating_mul(1000).checked_div(whole).unwrap_or(0)
+}
+
 /// Tokens of one unit of a clock: 22 bits of them are 268 M tokens before a stamp could be taken for a new one, and a
 /// block or four do not matter.
 pub(super) const UNIT_TOKENS: u64 = 64;
@@ -292,5 +373,11 @@ const MAX_AGE_UNITS: u64 = 1 << 21;
 const RENEWALS: u64 = 8;
 /// Queries that are judged together at least: fewer are chance.
 const MIN_WINDOW_TOKENS: u64 = 32_768;
+/// Tokens by which a prediction may be off, beside an eighth of it: blocks have up to 128 tokens, and an engine computes
+/// the last one again.
+const SLACK_TOKENS: u32 = 256;
+/// After a false hit the host has computed the prompt, and holds it; a second one without a hit in between tells that it
+/// may not.
+const DOUBTFUL_FALSE_HITS: u8 = 2;
 const MIN_FACTOR_Q10: u32 = 64;
 const MAX_FACTOR_Q10: u32 = 4 << 10;

@@ -311,6 +311,29 @@ fn eight_hosts_of_1_5_million_tokens_fit_in_16_mib() {
 }
 
 #[test]
+fn eight_caches_full_of_chats_are_found_without_exception() {
+    let mut index = index_of((0..8).map(|slot| host(slot, 1, 1_500_000)).collect());
+    // 8192 tokens in sixteen messages of 2 KiB.
+    let keys_of = |n: u64| {
+        prompt(
+            &(0..16)
+                .map(|message| (16 * n + message, 2048))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let prompts = 8 * 1_500_000 / 8192;
+    for n in 0..2 * prompts {
+        place(&mut index, u16::try_from(n % 8).unwrap(), &keys_of(n), NOW_MS + n);
+    }
+    assert!(index.memory_bytes() <= 16 << 20);
+    for n in prompts..2 * prompts {
+        let slot = Slot(u16::try_from(n % 8).unwrap());
+        let found = index.lookup(&keys_of(n), NOW_MS + 2 * prompts);
+        assert_eq!(found.as_slice(), [(slot, 32_768)], "{n}");
+    }
+}
+
+#[test]
 fn a_key_on_many_hosts_names_twenty_of_them() {
     let mut index = index_of((0..200).map(|slot| host(slot, 1, 400_000)).collect());
     let keys = prompt(&[(1, 2000)]);
@@ -468,6 +491,33 @@ fn counters_shrink_a_size_that_is_told_too_large_and_leave_a_right_one() {
         grown >= 350_000,
         "with the eighth that stamps live longer: {grown}"
     );
+}
+
+#[test]
+fn answers_shrink_and_grow_a_size_without_any_counters() {
+    let believed_after = |told_tokens: u64, true_tokens: u64, loop_len: u64| {
+        let mut index = index_of(vec![host(0, 1, told_tokens)]);
+        let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+        for n in 0..6000 {
+            let id = n % loop_len;
+            let keys = prompt(&[(id, 8192)]);
+            let predicted = index.lookup(&keys, NOW_MS).bytes_at(Slot(0)) / 4;
+            place(&mut index, 0, &keys, NOW_MS);
+            let cached = if used.contains_key(&id) { 2047 } else { 0 };
+            used.insert(id, n);
+            while used.len() as u64 * 2048 > true_tokens {
+                let oldest = *used.iter().min_by_key(|(_, last)| **last).unwrap().0;
+                used.remove(&oldest);
+            }
+            index.answered(Slot(0), 1, predicted, cached, 2048);
+        }
+        index.capacity_tokens(Slot(0))
+    };
+    let learned = believed_after(1_000_000, 100_000, 196);
+    assert!((1_000_000 / 16..400_000).contains(&learned), "{learned}");
+    assert_eq!(believed_after(1_000_000, 1_000_000, 196), 1_000_000);
+    let grown = believed_after(200_000, 1_000_000, 196);
+    assert!((350_000..=800_000).contains(&grown), "{grown}");
 }
 
 #[test]

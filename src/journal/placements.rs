@@ -68,7 +68,7 @@ pub struct PlacementLog {
 }
 
 impl Placement {
-    fn encoded_bytes(&self) -> usize {
+    pub(super) fn encoded_bytes(&self) -> usize {
         FIXED_BYTES.saturating_add(self.keys.len().min(MAX_KEYS).saturating_mul(8))
     }
 
@@ -141,6 +141,14 @@ impl PlacementRun {
         let worker = reader.u64().ok()?;
         let run = Self::read(&mut reader).ok()??;
         reader.is_empty().then_some((worker, run))
+    }
+
+    /// Drops all but the newest so many.
+    pub(super) fn keep_newest(&mut self, count: usize) {
+        let surplus = self.placements.len().saturating_sub(count);
+        self.placements.drain(..surplus);
+        let skipped = u32::try_from(surplus).unwrap_or(u32::MAX);
+        self.first_sequence = self.first_sequence.wrapping_add(skipped);
     }
 
     pub(super) fn encoded_bytes(&self) -> usize {

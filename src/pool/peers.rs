@@ -15,6 +15,17 @@ pub struct JournalNews {
     pub missed: u32,
 }
 
+/// What reading all journals as one brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergedNews {
+    /// What was taken over.
+    pub news: JournalNews,
+    /// Publications that are known now, as they stand in shared data.
+    pub counts: Vec<u8>,
+    /// Slots whose journals must be read themselves.
+    pub behind: Vec<u8>,
+}
+
 /// What is known of the other workers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Peers {
@@ -50,6 +61,13 @@ impl Peers {
             Some(peer) if peer.journal.worker == journal.worker => peer.next_sequence,
             Some(_) | None => None,
         };
+        // What was merged may be older than what was read from the journal itself.
+        let is_older = |peer: &Peer| {
+            peer.journal.worker == journal.worker && distance(journal.sequence, peer.journal.sequence) < 0
+        };
+        if place.as_ref().is_some_and(is_older) {
+            return JournalNews::default();
+        }
         let run = core::mem::take(&mut journal.placements);
         let worker = journal.worker;
         let mut news = JournalNews::default();
@@ -72,6 +90,19 @@ impl Peers {
         news
     }
 
+    /// Whether placements from before those of a merged journal are unknown, so that the journal itself must be read.
+    pub(super) fn is_behind(&self, slot: u8, journal: &Journal) -> bool {
+        let peer = self.slots.get(usize::from(slot)).and_then(Option::as_ref);
+        let next = peer
+            .filter(|peer| peer.journal.worker == journal.worker)
+            .and_then(|peer| peer.next_sequence);
+        let first = journal.placements.first_sequence;
+        match next {
+            Some(next) => distance(first, next) > 0,
+            None => first != 0,
+        }
+    }
+
     /// What all but `own_worker` have open.
     pub(super) fn tallies(&self, own_worker: u64, now_ms: u64) -> Tallies {
         let journals = self.slots.iter().flatten().map(|peer| &peer.journal);
@@ -80,6 +111,11 @@ impl Peers {
 }
 
 impl JournalNews {
+    pub(super) fn add(&mut self, other: Self) {
+        self.replayed = self.replayed.saturating_add(other.replayed);
+        self.missed = self.missed.saturating_add(other.missed);
+    }
+
     fn replay(&mut self, run: &PlacementRun, next: &mut Option<u32>, index: &mut PrefixIndex, now_ms: u64) {
         let expected = next.unwrap_or(run.first_sequence);
         let ahead = distance(run.first_sequence, expected);

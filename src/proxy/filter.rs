@@ -9,7 +9,7 @@ use super::host::{self, Buffer, Map};
 use super::stats::{Counter, Stats};
 use super::vm::{PoolEntry, with_vm};
 use crate::config::{Config, PoolConfig};
-use crate::exchange::{Exchange, RequestHead, ResponseHead, Step, Unkeyed};
+use crate::exchange::{AnswerNote, Exchange, RequestHead, ResponseHead, Step, Unkeyed};
 
 /// One request.
 pub(super) struct Filter {
@@ -141,12 +141,15 @@ impl Filter {
                 .filter(|address| !address.is_empty() && !details.ends_with(b"{overflow}")),
             attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
             is_event_stream: answer.is_event_stream,
+            is_encoded: answer.is_encoded,
+            content_length: answer.content_length,
         };
         self.with_exchange(|exchange, entry, stats| {
             let note = exchange.on_response_headers(&mut entry.pool, &head, now_ms);
             stats.add(Counter::HostFailures, note.failed_attempts.into());
             stats.add(Counter::ServedElsewhere, note.served_elsewhere.into());
             stats.add(Counter::HeldTooLarge, note.refused_while_held.into());
+            stats.add(Counter::UsageEncoded, note.usage_encoded.into());
             if note.hold_lowered {
                 log::warn!(
                     "Envoy refused a body of which {} bytes are held by default: raise the route's \
@@ -157,6 +160,20 @@ impl Filter {
             }
             entry.changed(stats, now_ms);
         });
+    }
+
+    /// The answer is over: what it told of the engine's count is learned from, unless that was done before.
+    fn answer_ends(&mut self, now_ms: u64) {
+        self.with_exchange(
+            |exchange, entry, stats| match exchange.on_answer_end(&mut entry.pool, now_ms) {
+                AnswerNote::Unread => {}
+                AnswerNote::UsageAbsent => stats.add(Counter::UsageAbsent, 1),
+                AnswerNote::UsageRead { is_false_hit } => {
+                    stats.add(Counter::UsageRead, 1);
+                    stats.add(Counter::FalseHits, is_false_hit.into());
+                }
+            },
+        );
     }
 
     fn add_debug_headers(&mut self) {
@@ -294,10 +311,13 @@ impl HttpContext for Filter {
                 served_by,
                 attempts: 1,
                 is_event_stream: answer.is_event_stream,
+                is_encoded: answer.is_encoded,
+                content_length: answer.content_length,
                 ..ResponseHead::default()
             };
-            self.with_exchange(|exchange, entry, _| {
-                exchange.on_response_headers(&mut entry.pool, &head, now_ms)
+            self.with_exchange(|exchange, entry, stats| {
+                let note = exchange.on_response_headers(&mut entry.pool, &head, now_ms);
+                stats.add(Counter::UsageEncoded, note.usage_encoded.into());
             });
         } else {
             self.on_other_response(&answer, now_ms);
@@ -306,7 +326,7 @@ impl HttpContext for Filter {
         Action::Continue
     }
 
-    fn on_http_response_body(&mut self, body_bytes: usize, _end_of_stream: bool) -> Action {
+    fn on_http_response_body(&mut self, body_bytes: usize, end_of_stream: bool) -> Action {
         let awaits = self
             .active
             .as_ref()
@@ -318,6 +338,19 @@ impl HttpContext for Filter {
                 entry.changed(stats, now_ms);
             });
         }
+        if let Some((_, exchange)) = &mut self.active
+            && exchange.reads_answer()
+        {
+            let wanted = exchange.wants_answer_bytes(body_bytes);
+            if wanted > 0 {
+                // The bytes stay where they are; a copy of the last ones is read.
+                let last = host::buffer(Buffer::ResponseBody, body_bytes - wanted, wanted);
+                exchange.on_answer_bytes(&last.unwrap_or_default());
+            }
+            if end_of_stream {
+                self.answer_ends(host::now_ms());
+            }
+        }
         Action::Continue
     }
 
@@ -326,6 +359,7 @@ impl HttpContext for Filter {
             return;
         }
         let now_ms = host::now_ms();
+        self.answer_ends(now_ms);
         self.with_exchange(|exchange, entry, stats| {
             let was_held = exchange.on_end(&mut entry.pool, now_ms);
             stats.add(Counter::EndedWhileHeld, was_held.into());
@@ -416,6 +450,8 @@ impl<'a> Lines<'a> {
 struct AnswerLines<'a> {
     status: u16,
     is_event_stream: bool,
+    is_encoded: bool,
+    content_length: Option<u64>,
     served_by: Option<&'a [u8]>,
 }
 
@@ -424,6 +460,8 @@ impl<'a> AnswerLines<'a> {
         let mut lines = Self {
             status: 0,
             is_event_stream: false,
+            is_encoded: false,
+            content_length: None,
             served_by: None,
         };
         for (name, value) in headers.iter() {
@@ -438,6 +476,8 @@ impl<'a> AnswerLines<'a> {
                     lines.is_event_stream =
                         value.starts_with(b"text/event-stream") || value.starts_with(b"application/x-ndjson");
                 }
+                b"content-encoding" => lines.is_encoded = !value.eq_ignore_ascii_case(b"identity"),
+                b"content-length" => lines.content_length = parse_number(value),
                 b"x-served-by" => lines.served_by = Some(value),
                 _ => {}
             }

@@ -34,6 +34,7 @@ pub(super) enum Map {
 #[repr(i32)]
 pub(super) enum Buffer {
     RequestBody = 0,
+    ResponseBody = 1,
     CallResponseBody = 4,
     PluginConfiguration = 7,
 }

@@ -4,7 +4,10 @@
 //! is bounded and whatever is read is checked by the codec of its blob.
 
 use super::host::{self, CAS_CREATE, CAS_MISMATCH};
-use crate::journal::{ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim};
+use crate::journal::{
+    ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim, MAX_JOURNALS, MergedJournals, count_publication,
+    merge_is_due,
+};
 
 /// The keys of one pool.
 #[derive(Debug, Clone)]
@@ -18,6 +21,10 @@ pub(super) struct PoolKeys {
     journals: String,
     /// Publications of each journal slot, so that readers fetch only those that changed.
     journal_sequences: String,
+    /// All journals as one.
+    merged: String,
+    /// When a worker last began to merge them.
+    merge_began: String,
 }
 
 impl PoolKeys {
@@ -29,6 +36,8 @@ impl PoolKeys {
             lease: key("lease"),
             journals: key("journal"),
             journal_sequences: key("journal_sequences"),
+            merged: key("journals_merged"),
+            merge_began: key("journals_merge_began"),
         }
     }
 
@@ -135,65 +144,69 @@ fn announce(keys: &PoolKeys, slot: u8) {
     for _ in 0..ANNOUNCE_TRIES {
         let (mut sequences, cas) =
             host::shared_data(&keys.journal_sequences).unwrap_or((Vec::new(), CAS_CREATE));
-        sequences.resize(usize::from(MAX_JOURNALS) * SEQUENCE_BYTES, 0);
-        let at = usize::from(slot) * SEQUENCE_BYTES;
-        if let Some(bytes) = sequences.get_mut(at..at + SEQUENCE_BYTES) {
-            let next = bytes.try_into().map_or(0, u32::from_le_bytes).wrapping_add(1);
-            bytes.copy_from_slice(&next.to_le_bytes());
-        }
+        count_publication(&mut sequences, slot);
         if host::set_shared_data(&keys.journal_sequences, &sequences, cas).is_ok() {
             return;
         }
     }
 }
 
-/// Which journals were read, as of which publication.
-#[derive(Debug, Default)]
-pub(super) struct JournalReader {
-    seen: Vec<u8>,
+/// How often each journal slot was published.
+pub(super) fn publications(keys: &PoolKeys) -> Vec<u8> {
+    host::shared_data(&keys.journal_sequences)
+        .map(|(counts, _)| counts)
+        .unwrap_or_default()
 }
 
-impl JournalReader {
-    /// Calls `f` with each journal that was published since the last call, or with all of them, and a reader of its
-    /// archive.
-    pub(super) fn read(
-        &mut self,
-        keys: &PoolKeys,
-        all: bool,
-        mut f: impl FnMut(u8, &[u8], &dyn Fn() -> Vec<Vec<u8>>),
-    ) {
-        let (sequences, _) = host::shared_data(&keys.journal_sequences).unwrap_or_default();
-        if sequences == self.seen && !all {
-            return;
-        }
-        for slot in 0..MAX_JOURNALS {
-            let at = usize::from(slot) * SEQUENCE_BYTES;
-            let of_slot = at..at + SEQUENCE_BYTES;
-            if !all && sequences.get(of_slot.clone()) == self.seen.get(of_slot) {
-                continue;
-            }
-            let Some((bytes, _)) = host::shared_data(&keys.journal(slot)) else {
-                if all {
-                    // Slots are claimed from the lowest up and never vanish, so the first absent one ends the list.
-                    break;
-                }
-                continue;
-            };
-            let archive = || {
-                let runs =
-                    (0..ARCHIVED_RUNS).map_while(|place| host::shared_data(&keys.archived_run(slot, place)));
-                runs.map(|(bytes, _)| bytes).collect()
-            };
-            f(slot, &bytes, &archive);
-        }
-        self.seen = sequences;
+/// Calls `f` with the journals in these slots, and a reader of their archives.
+pub(super) fn read_journals(
+    keys: &PoolKeys,
+    slots: &[u8],
+    mut f: impl FnMut(u8, &[u8], &dyn Fn() -> Vec<Vec<u8>>),
+) {
+    for slot in slots.iter().copied() {
+        let Some((bytes, _)) = host::shared_data(&keys.journal(slot)) else {
+            // Slots are claimed from the lowest up and never vanish, so there is none beyond the first absent one.
+            break;
+        };
+        let archive = || {
+            let runs =
+                (0..ARCHIVED_RUNS).map_while(|place| host::shared_data(&keys.archived_run(slot, place)));
+            runs.map(|(bytes, _)| bytes).collect()
+        };
+        f(slot, &bytes, &archive);
+    }
+}
+
+/// What to read where many journals are news.
+#[derive(Debug)]
+pub(super) enum Merged {
+    /// All journals: this worker is the one to merge them.
+    Due,
+    /// The journals as they were merged last.
+    Blob(Vec<u8>),
+    /// The journals that are news: nobody has merged them yet.
+    Missing,
+}
+
+/// Whoever finds that the last merge began a while ago merges next, so that the work goes round and waits for nobody.
+pub(super) fn merged(keys: &PoolKeys, now_ms: u64) -> Merged {
+    let began = host::shared_data(&keys.merge_began);
+    let is_due = merge_is_due(began.as_ref().map(|(bytes, _)| bytes.as_slice()), now_ms);
+    let cas = began.map_or(CAS_CREATE, |(_, cas)| cas);
+    if is_due && host::set_shared_data(&keys.merge_began, &now_ms.to_le_bytes(), cas).is_ok() {
+        return Merged::Due;
+    }
+    host::shared_data(&keys.merged).map_or(Merged::Missing, |(blob, _)| Merged::Blob(blob))
+}
+
+/// Publishes merged journals; where they are too large, everybody goes on reading the journals themselves.
+pub(super) fn publish_merged(keys: &PoolKeys, merged: &MergedJournals) {
+    if let Some(blob) = merged.encode() {
+        let _ = host::set_shared_data(&keys.merged, &blob, 0);
     }
 }
 
 /// A journal without a sign of life for five seconds may be taken over; until well before that it need not be read.
 const VERIFY_MS: u64 = 2000;
-/// Workers whose tallies are shared; Envoy runs one worker a core by default.
-const MAX_JOURNALS: u8 = 64;
-/// A publication count is a u32.
-const SEQUENCE_BYTES: usize = 4;
 const ANNOUNCE_TRIES: u32 = 8;

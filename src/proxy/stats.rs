@@ -38,10 +38,20 @@ pub(super) enum Counter {
     HostFailures,
     /// Requests served by another host than the first of the list.
     ServedElsewhere,
+    /// Answers that told what the engine counted.
+    UsageRead,
+    /// Answers that were read and did not tell.
+    UsageAbsent,
+    /// Answers that were not read because they are compressed.
+    UsageEncoded,
+    /// Answers of which much less was cached than predicted.
+    FalseHits,
     /// Shared blobs that were not what they should be.
     BlobsRejected,
     /// Placements of other workers that were overwritten before this one read them.
     PlacementsMissed,
+    /// Times that this worker merged the journals of all.
+    JournalMerges,
     /// Workers without a journal slot, counted at each attempt.
     JournalSlotMissing,
     /// Scrapes that brought a sample.
@@ -63,7 +73,7 @@ pub(super) enum Counter {
 }
 
 impl Counter {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 24] = [
         Self::PromptBytes,
         Self::MatchedBytes,
         Self::SpoofedHeaders,
@@ -72,8 +82,13 @@ impl Counter {
         Self::EndedWhileHeld,
         Self::HostFailures,
         Self::ServedElsewhere,
+        Self::UsageRead,
+        Self::UsageAbsent,
+        Self::UsageEncoded,
+        Self::FalseHits,
         Self::BlobsRejected,
         Self::PlacementsMissed,
+        Self::JournalMerges,
         Self::JournalSlotMissing,
         Self::ScrapesOk,
         Self::ScrapesFailed,
@@ -95,8 +110,13 @@ impl Counter {
             Self::EndedWhileHeld => "warmroute_ended_while_held_total",
             Self::HostFailures => "warmroute_host_failures_total",
             Self::ServedElsewhere => "warmroute_served_elsewhere_total",
+            Self::UsageRead => "warmroute_usage_total.result.read",
+            Self::UsageAbsent => "warmroute_usage_total.result.absent",
+            Self::UsageEncoded => "warmroute_usage_total.result.encoded",
+            Self::FalseHits => "warmroute_false_hits_total",
             Self::BlobsRejected => "warmroute_shared_blobs_rejected_total",
             Self::PlacementsMissed => "warmroute_placements_missed_total",
+            Self::JournalMerges => "warmroute_journal_merges_total",
             Self::JournalSlotMissing => "warmroute_journal_slot_missing_total",
             Self::ScrapesOk => "warmroute_scrapes_total.result.ok",
             Self::ScrapesFailed => "warmroute_scrapes_total.result.failed",

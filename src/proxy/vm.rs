@@ -7,10 +7,11 @@
 use core::cell::RefCell;
 
 use super::host;
-use super::shared::{self, JournalReader, JournalSlot, PoolKeys};
+use super::shared::{self, JournalSlot, Merged, PoolKeys};
 use super::stats::{Counter, Stats};
 use crate::config::PoolConfig;
 use crate::exchange::Unkeyed;
+use crate::journal::{JournalsSeen, MAX_JOURNALS, MERGE_ABOVE, MergedJournals};
 use crate::pool::Pool;
 
 thread_local! {
@@ -76,7 +77,7 @@ pub(super) struct PoolEntry {
     /// Root contexts that configured it, the newest last.
     owners: Vec<u32>,
     slot: JournalSlot,
-    journals: JournalReader,
+    journals: JournalsSeen,
     all_read_ms: u64,
     has_journal: bool,
     is_dirty: bool,
@@ -257,7 +258,7 @@ impl PoolEntry {
             keys,
             owners: vec![owner],
             slot: JournalSlot::default(),
-            journals: JournalReader::default(),
+            journals: JournalsSeen::default(),
             all_read_ms: 0,
             has_journal: false,
             is_dirty: false,
@@ -296,14 +297,49 @@ impl PoolEntry {
         if all {
             self.all_read_ms = now_ms;
         }
-        let pool = &mut self.pool;
-        self.journals.read(&self.keys, all, |slot, journal, archive| {
+        self.read_journals(all, stats, now_ms);
+        self.pool.settle_journals(now_ms);
+    }
+
+    fn read_journals(&mut self, all: bool, stats: &mut Stats, now_ms: u64) {
+        let (pool, keys) = (&mut self.pool, &self.keys);
+        let counts = shared::publications(keys);
+        let mut slots = self.journals.moved(&counts, all);
+        let mut to_merge = None;
+        if !all && slots.len() > MERGE_ABOVE {
+            match shared::merged(keys, now_ms) {
+                Merged::Due => {
+                    slots = (0..MAX_JOURNALS).collect();
+                    to_merge = Some(Vec::new());
+                }
+                Merged::Blob(blob) => match pool.apply_merged(&blob, now_ms) {
+                    Ok(Some(merged)) => {
+                        stats.add(Counter::PlacementsMissed, merged.news.missed.into());
+                        self.journals.saw_all(&merged.counts);
+                        slots = merged.behind;
+                    }
+                    Ok(None) => {}
+                    Err(_) => stats.add(Counter::BlobsRejected, 1),
+                },
+                Merged::Missing => {}
+            }
+        }
+        let journals = &mut self.journals;
+        shared::read_journals(keys, &slots, |slot, journal, archive| {
+            journals.saw(slot, &counts);
             match pool.apply_journal(slot, journal, archive, now_ms) {
                 Ok(news) => stats.add(Counter::PlacementsMissed, news.missed.into()),
                 Err(_) => stats.add(Counter::BlobsRejected, 1),
             }
+            if let Some(blobs) = &mut to_merge {
+                blobs.push((slot, journal.to_vec()));
+            }
         });
-        pool.settle_journals(now_ms);
+        if let Some(blobs) = to_merge {
+            stats.add(Counter::JournalMerges, 1);
+            let blobs = blobs.iter().map(|(slot, blob)| (*slot, blob.as_slice()));
+            shared::publish_merged(keys, &MergedJournals::of(blobs, &counts, now_ms));
+        }
     }
 
     /// This worker's tallies changed.
