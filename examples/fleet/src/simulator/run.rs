@@ -30,6 +30,10 @@ pub fn run(
         return Err(SetupError::Fleet);
     }
     let config = setup.pool_config()?;
+    let mut setup = setup.clone();
+    setup.engine.block_tokens = workload.block_tokens;
+    setup.engine.cache_blocks = setup.kv_tokens / workload.block_tokens.max(1);
+    let setup = &setup;
     let gateways = (0..setup.gateways).map(|number| Gateway::new(setup, config.clone(), number));
     let mut simulation = Simulation {
         setup,
@@ -274,8 +278,6 @@ impl Simulation<'_> {
         }
         let speed = self.setup.speeds.get(self.machines.len()).copied().unwrap_or(1.0);
         let model = EngineModel {
-            block_tokens: self.workload.block_tokens,
-            cache_blocks: self.setup.kv_tokens / self.workload.block_tokens,
             speed: self.setup.engine.speed * speed,
             ..self.setup.engine.clone()
         };
@@ -516,6 +518,21 @@ mod tests {
         let (hybrid, least_outstanding) = (mean(HYBRID), mean(LEAST_OUTSTANDING));
         assert!(hybrid <= least_outstanding, "{hybrid} {least_outstanding}");
         assert!(oracle <= 1.05 * hybrid, "{oracle} {hybrid}");
+    }
+
+    #[test]
+    fn rules_that_remember_prompts_predict_hits() {
+        let workload = small();
+        for policy in [
+            Policy::Sglang,
+            Policy::Smetric,
+            Policy::Lmetric,
+            HYBRID,
+            Policy::ORACLES[0],
+        ] {
+            let share = summary(&workload, &setup(policy)).1.predicted_share;
+            assert!(share > 0.5 * workload.ideal_hit_share(), "{policy} {share}");
+        }
     }
 
     #[test]
