@@ -15,6 +15,7 @@
 //! | [`gateway`] | one gateway: the core, or a published rule for comparison |
 //! | [`reference`](mod@reference) | those rules, and the oracle |
 //! | [`run`](mod@run) | the event loop |
+//! | [`machine`] | one host, and what the oracle sees of it |
 //! | [`outcome`] | records → figures |
 //! | [`utilisation`] | finds the scale at which the oracle spends a given share of host time in prefill |
 //! | [`bars`] | the scenarios that the defaults are held to |
@@ -29,6 +30,7 @@ pub mod chart;
 pub mod compare;
 pub mod gateway;
 pub mod generate;
+pub mod machine;
 pub mod outcome;
 pub mod reference;
 pub mod replay;

@@ -42,6 +42,7 @@ Load:
                           profile:NAME for a profile of synthetic_profiles.json
   --traces <DIR>          directory with the published traces (or WARMROUTE_TRACES); without it the conversation is
                           generated with the trace's statistics
+  --repeat <NUMBER>       the workload so often in a row, each time with other texts (block traces)
   --requests <NUMBER>     only the first requests; of a generated conversation, how many
   --load <PERCENT>        scale the load so that the oracle spends this share of the hosts' time in prefill
   --speedup <FACTOR>      let requests come faster
@@ -75,6 +76,8 @@ pub struct SimulateArgs {
     pub traces: Option<PathBuf>,
     /// Name of the workload.
     pub workload: String,
+    /// Rounds of the workload.
+    pub repeat: u64,
     /// Requests at most.
     pub requests: Option<usize>,
     /// Share of time in prefill to scale to.
@@ -143,6 +146,7 @@ impl SimulateArgs {
         let mut args = Self {
             traces: traces_of_environment(),
             workload: Trace::Conversation.as_str().to_owned(),
+            repeat: 1,
             requests: None,
             load: None,
             speedup: 1.0,
@@ -159,6 +163,7 @@ impl SimulateArgs {
                 "--help" | "-h" => return Ok(None),
                 "--traces" => args.traces = Some(options.value(&option)?),
                 "--workload" => args.workload = options.value(&option)?,
+                "--repeat" => args.repeat = options.value(&option)?,
                 "--requests" => args.requests = Some(options.value(&option)?),
                 "--load" => args.load = Some(options.value::<f64>(&option)? / 100.0),
                 "--speedup" => args.speedup = options.value(&option)?,
@@ -236,6 +241,11 @@ impl SimulateArgs {
                 }
                 None => return Err(ArgsError::UnknownWorkload(name.to_owned())),
             },
+        };
+        let whole = if self.repeat > 1 {
+            whole.repeated(self.repeat, options)
+        } else {
+            whole
         };
         Ok(self
             .requests

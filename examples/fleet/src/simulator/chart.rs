@@ -14,7 +14,7 @@ pub fn page(title: &str, facts: &str, rows: &[(String, Summary)]) -> String {
         escaped(title),
         escaped(facts)
     );
-    let figures: [(&str, fn(&Summary) -> f64); 4] = [
+    let figures: [(&str, Figure); 4] = [
         ("Mean time to first token, ms", |row| row.mean_ms),
         ("99th percentile of time to first token, ms", |row| row.p99_ms),
         ("Prompt tokens found in caches, %", |row| row.hit_share * 100.0),
@@ -38,6 +38,8 @@ pub fn page(title: &str, facts: &str, rows: &[(String, Summary)]) -> String {
     html.push_str("</table>\n");
     html
 }
+
+type Figure = fn(&Summary) -> f64;
 
 /// Names of the columns of a table of figures.
 pub const COLUMNS: [&str; 11] = [
@@ -98,7 +100,7 @@ pub fn csv(rows: &[(String, Summary)]) -> String {
     text
 }
 
-fn bars(html: &mut String, name: &str, rows: &[(String, Summary)], of: fn(&Summary) -> f64) {
+fn bars(html: &mut String, name: &str, rows: &[(String, Summary)], of: Figure) {
     let most = rows
         .iter()
         .map(|row| of(&row.1))

@@ -13,8 +13,8 @@ use warmroute::host_table::HostTable;
 use warmroute::journal::ClosedRun;
 use warmroute::pool::Pool;
 
+use super::machine::Machine;
 use super::reference::{Rule, RuleCharge};
-use super::run::Machine;
 use super::setup::{Policy, Setup, Sharing};
 use super::workload::Request;
 
@@ -23,6 +23,7 @@ use super::workload::Request;
 pub struct Gateway {
     brain: Brain,
     archive: Vec<ClosedRun>,
+    archive_told: Rc<[Vec<u8>]>,
     /// Whether something changed that the others should know.
     pub has_news: bool,
 }
@@ -92,6 +93,7 @@ impl Gateway {
         Self {
             brain,
             archive: Vec::new(),
+            archive_told: Rc::default(),
             has_news: true,
         }
     }
@@ -175,9 +177,12 @@ impl Gateway {
         let Brain::Core { pool, .. } = &mut self.brain else {
             return None;
         };
-        for run in pool.take_closed_runs() {
-            self.archive.retain(|old| old.place != run.place);
-            self.archive.push(run);
+        let closed = pool.take_closed_runs();
+        if !closed.is_empty() {
+            self.archive
+                .retain(|old| closed.iter().all(|run| run.place != old.place));
+            self.archive.extend(closed);
+            self.archive_told = self.archive.iter().map(|run| run.blob.clone()).collect();
         }
         let mut journal = pool.journal(now_ms);
         match sharing {
@@ -188,7 +193,7 @@ impl Gateway {
         self.has_news = false;
         Some(News {
             journal: journal.encode().into(),
-            archive: self.archive.iter().map(|run| run.blob.clone()).collect(),
+            archive: Rc::clone(&self.archive_told),
         })
     }
 

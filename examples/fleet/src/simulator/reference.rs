@@ -10,7 +10,7 @@ use warmroute::host_table::HostTable;
 use warmroute::strategy::Rng;
 
 use super::gateway::{Held, Placed};
-use super::run::Machine;
+use super::machine::Machine;
 use super::setup::{Lambda, Policy, Setup};
 use super::workload::Request;
 use crate::engine::Prompt;

@@ -9,7 +9,7 @@ use crate::engine::EngineModel;
 /// One run's fleet, gateways and policy.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// The engine of every host; the block size is the workload's.
+    /// The engine of every host; a run gives it the workload's block size and the cache below.
     pub engine: EngineModel,
     /// Tokens of KV cache on each host.
     pub kv_tokens: usize,

@@ -23,8 +23,15 @@ use crate::simulator::workload::Workload;
 /// Figures of all runs, by scenario, policy and seed.
 #[derive(Debug, Default)]
 pub struct Results {
-    summaries: BTreeMap<(String, String), Vec<(Summary, Option<f64>)>>,
-    ideal: HashMap<String, f64>,
+    /// By scenario and policy; one run a seed.
+    rows: BTreeMap<(String, String), Vec<Run>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    summary: Summary,
+    extra: Option<f64>,
+    ideal_hit_share: f64,
 }
 
 /// Why a run came to nothing.
@@ -53,11 +60,12 @@ struct Job<'a> {
 /// Results are kept under a lock of their own, so that what two jobs need is made once while others go on.
 struct Shared<'a> {
     args: &'a BarsArgs,
-    workloads: Mutex<HashMap<(Source, u64), Arc<Slot<Workload>>>>,
-    scales: Mutex<HashMap<String, Arc<Slot<Scale>>>>,
+    workloads: Slots<(Source, u64), Workload>,
+    scales: Slots<String, Scale>,
 }
 
 type Slot<T> = OnceLock<Option<T>>;
+type Slots<K, T> = Mutex<HashMap<K, Arc<Slot<T>>>>;
 
 /// Runs the scenarios and judges the lines; progress goes to `tell`.
 pub fn run(args: &BarsArgs, tell: impl Fn(&str) + Sync) -> (Vec<Verdict>, Results) {
@@ -111,7 +119,8 @@ pub fn run(args: &BarsArgs, tell: impl Fn(&str) + Sync) -> (Vec<Verdict>, Result
                         scenario.name,
                     );
                     match outcome {
-                        Ok((summary, extra, ideal)) => {
+                        Ok(run) => {
+                            let summary = &run.summary;
                             tell(&format!(
                                 "{label}: mean {:.0} ms, p99 {:.0} ms, hits {:.1} %",
                                 summary.mean_ms,
@@ -120,8 +129,7 @@ pub fn run(args: &BarsArgs, tell: impl Fn(&str) + Sync) -> (Vec<Verdict>, Result
                             ));
                             if let Ok(mut results) = results.lock() {
                                 let key = (scenario.name.to_owned(), policy.to_string());
-                                results.summaries.entry(key).or_default().push((summary, extra));
-                                results.ideal.insert(scenario.name.to_owned(), ideal);
+                                results.rows.entry(key).or_default().push(run);
                             }
                         }
                         Err(error) => tell(&format!("{label}: {error}")),
@@ -139,7 +147,7 @@ pub fn run(args: &BarsArgs, tell: impl Fn(&str) + Sync) -> (Vec<Verdict>, Result
 }
 
 impl Shared<'_> {
-    fn run(&self, job: &Job<'_>) -> Result<(Summary, Option<f64>, f64), RunError> {
+    fn run(&self, job: &Job<'_>) -> Result<Run, RunError> {
         let scenario = job.scenario;
         let workload = self.workload(scenario.source, job.seed)?;
         let base = scenario.base();
@@ -150,11 +158,14 @@ impl Shared<'_> {
         setup.seed = job.seed;
         let arrivals = workload.arrivals(scale.arrivals * scenario.arrivals, job.seed);
         let outcome = crate::simulator::run(&workload, &arrivals, &setup, |_| {})?;
-        let summary = outcome.summary(&workload, &setup);
         let extra = scenario
             .measure
             .map(|measure| measure(&outcome, &workload, &setup));
-        Ok((summary, extra, workload.ideal_hit_share()))
+        Ok(Run {
+            summary: outcome.summary(&workload, &setup),
+            extra,
+            ideal_hit_share: workload.ideal_hit_share(),
+        })
     }
 
     fn workload(&self, source: Source, seed: u64) -> Result<Workload, RunError> {
@@ -214,16 +225,20 @@ impl Scenario {
 impl Results {
     /// Mean figures of a row; nothing where it was not run.
     pub fn mean(&self, scenario: &str, policy: &str) -> Option<Summary> {
-        let runs = self.summaries.get(&(scenario.to_owned(), policy.to_owned()))?;
-        let summaries: Vec<Summary> = runs.iter().map(|run| run.0).collect();
-        Some(Summary::mean(&summaries))
+        self.runs(scenario, policy).map(mean_of)
     }
 
     /// Mean of a scenario's own figure.
     pub fn extra(&self, scenario: &str, policy: &str) -> Option<f64> {
-        let runs = self.summaries.get(&(scenario.to_owned(), policy.to_owned()))?;
-        let sum: Option<f64> = runs.iter().map(|run| run.1).sum();
+        let runs = self.runs(scenario, policy)?;
+        let sum: Option<f64> = runs.iter().map(|run| run.extra).sum();
         sum.map(|sum| sum / runs.len() as f64)
+    }
+
+    /// Mean hit share of one cache that forgets nothing, for the workloads of a row.
+    pub fn ideal(&self, scenario: &str, policy: &str) -> Option<f64> {
+        let runs = self.runs(scenario, policy)?;
+        Some(runs.iter().map(|run| run.ideal_hit_share).sum::<f64>() / runs.len() as f64)
     }
 
     /// The oracle with the λ whose mean time to first token is least.
@@ -234,17 +249,15 @@ impl Results {
         rows.min_by(|a, b| a.mean_ms.total_cmp(&b.mean_ms))
     }
 
-    /// Hit share of one cache that forgets nothing.
-    pub fn ideal(&self, scenario: &str) -> Option<f64> {
-        self.ideal.get(scenario).copied()
-    }
-
     /// Every row's mean, in the order of names.
     pub fn rows(&self) -> impl Iterator<Item = (&str, &str, Summary)> {
-        self.summaries.iter().map(|((scenario, policy), runs)| {
-            let summaries: Vec<Summary> = runs.iter().map(|run| run.0).collect();
-            (scenario.as_str(), policy.as_str(), Summary::mean(&summaries))
-        })
+        let rows = self.rows.iter();
+        rows.map(|((scenario, policy), runs)| (scenario.as_str(), policy.as_str(), mean_of(runs)))
+    }
+
+    fn runs(&self, scenario: &str, policy: &str) -> Option<&[Run]> {
+        let runs = self.rows.get(&(scenario.to_owned(), policy.to_owned()))?;
+        Some(runs.as_slice())
     }
 }
 
@@ -266,7 +279,7 @@ impl fmt::Display for RunError {
 
 impl std::error::Error for RunError {}
 
-fn slot_of<K: std::hash::Hash + Eq, T>(slots: &Mutex<HashMap<K, Arc<Slot<T>>>>, key: K) -> Arc<Slot<T>> {
+fn slot_of<K: std::hash::Hash + Eq, T>(slots: &Slots<K, T>, key: K) -> Arc<Slot<T>> {
     match slots.lock() {
         Ok(mut slots) => Arc::clone(slots.entry(key).or_default()),
         Err(_) => Arc::default(),
@@ -288,4 +301,9 @@ fn make(source: Source, seed: u64, traces: Option<&Path>) -> Result<Workload, Ru
 
 fn conversation(traces: Option<&Path>) -> Result<Workload, RunError> {
     make(Source::Trace(Trace::Conversation), 0, traces)
+}
+
+fn mean_of(runs: &[Run]) -> Summary {
+    let summaries: Vec<Summary> = runs.iter().map(|run| run.summary).collect();
+    Summary::mean(&summaries)
 }

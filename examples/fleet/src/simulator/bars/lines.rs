@@ -175,7 +175,7 @@ const LINES: &[Line] = &[
         over_oracle(r, s, p, p90)
     }),
     line("tenants", "hit share ÷ ideal", Bar::AtLeast(0.99), |r, s, p| {
-        Some(r.mean(s, p)?.hit_share / r.ideal(s)?)
+        Some(r.mean(s, p)?.hit_share / r.ideal(s, p)?)
     }),
     line(
         "hot55",
