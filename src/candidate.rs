@@ -272,6 +272,15 @@ impl Fleet {
         }
     }
 
+    /// Takes over what feedback made of the cache sizes that the table tells.
+    pub fn believe_capacities(&mut self, tokens_of: impl Fn(Slot) -> u64) {
+        for member in &mut self.members {
+            if let Some(tokens) = &mut member.polled.kv_capacity_tokens {
+                *tokens = tokens_of(member.slot);
+            }
+        }
+    }
+
     /// How far the table can be believed at this time.
     pub fn freshness(&self, now_ms: u64) -> Freshness {
         let Some(published_ms) = self.published_ms else {

@@ -189,6 +189,8 @@ impl Pool {
         let table = HostTable::decode(blob)?;
         self.fleet.update(&table, now_ms);
         self.index.update_hosts(&table);
+        self.fleet
+            .believe_capacities(|slot| self.index.capacity_tokens(slot));
         Ok(())
     }
 

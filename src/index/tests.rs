@@ -173,7 +173,7 @@ impl OracleHost {
     /// Units since the stamp of a key that is believed.
     fn age(&self, key: u64) -> Option<u64> {
         let age = self.clock_tokens / 64 - self.stamps.get(&key)?;
-        (age < self.capacity + self.capacity / 8).then_some(age)
+        (age < self.capacity).then_some(age)
     }
 }
 
@@ -487,10 +487,7 @@ fn counters_shrink_a_size_that_is_told_too_large_and_leave_a_right_one() {
     assert_eq!(believed_after(1_000_000, 1_000_000, 196), 1_000_000);
     // A loop of 400 000 tokens never hits in what is told, and always in what is there.
     let grown = believed_after(200_000, 1_000_000, 196);
-    assert!(
-        grown >= 350_000,
-        "with the eighth that stamps live longer: {grown}"
-    );
+    assert!(grown >= 350_000, "{grown}");
 }
 
 #[test]
