@@ -4,7 +4,7 @@
 //! is bounded and whatever is read is checked by the codec of its blob.
 
 use super::host::{self, CAS_CREATE, CAS_MISMATCH};
-use crate::journal::{ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim};
+use crate::journal::{ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim, Tallies};
 
 /// The keys of one pool.
 #[derive(Debug, Clone)]
@@ -147,6 +147,16 @@ fn announce(keys: &PoolKeys, slot: u8) {
     }
 }
 
+/// What all workers have open together; those whose heartbeat stopped count for nothing.
+pub(super) fn open_work(keys: &PoolKeys, now_ms: u64) -> Tallies {
+    // Slots are claimed from the lowest up and never vanish, so the first absent one ends the list.
+    let blobs = (0..MAX_JOURNALS).map_while(|slot| host::shared_data(&keys.journal(slot)));
+    let journals: Vec<Journal> = blobs
+        .filter_map(|(blob, _)| Journal::decode(&blob).ok())
+        .collect();
+    Tallies::sum(&journals, NOBODY, now_ms)
+}
+
 /// Which journals were read, as of which publication.
 #[derive(Debug, Default)]
 pub(super) struct JournalReader {
@@ -194,6 +204,8 @@ impl JournalReader {
 const VERIFY_MS: u64 = 2000;
 /// Workers whose tallies are shared; Envoy runs one worker a core by default.
 const MAX_JOURNALS: u8 = 64;
+/// No worker: their numbers are times.
+const NOBODY: u64 = 0;
 /// A publication count is a u32.
 const SEQUENCE_BYTES: usize = 4;
 const ANNOUNCE_TRIES: u32 = 8;
