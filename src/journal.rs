@@ -163,9 +163,9 @@ impl Journal {
         bytes.starts_with(&MAGIC) && bytes.get(WORKER_AT..WORKER_AT + 8) == Some(&worker.to_le_bytes())
     }
 
-    /// True when its writer stopped: see [`JOURNAL_TTL_MS`].
+    /// True when its tallies count no longer: see [`TALLY_TTL_MS`].
     pub fn is_stale(&self, now_ms: u64) -> bool {
-        heartbeat_is_stale(self.heartbeat_ms, now_ms, JOURNAL_TTL_MS)
+        heartbeat_is_stale(self.heartbeat_ms, now_ms, TALLY_TTL_MS)
     }
 }
 
@@ -279,9 +279,14 @@ fn read_tallies(mut section: BlobReader<'_>, length: usize) -> Result<Vec<Tally>
     Ok(tallies)
 }
 
-/// A journal whose heartbeat is older than this, or further ahead, belongs to a worker that stopped: an idle worker
-/// publishes once a second, and five missed beats are no scheduling hiccup.
+/// A journal whose heartbeat is older than this, or further ahead, belongs to a worker that stopped, and its slot may be
+/// taken: an idle worker publishes once a second, and five missed beats are no scheduling hiccup.
 pub const JOURNAL_TTL_MS: u64 = 5_000;
+
+/// Tallies of a journal whose heartbeat is older than this, or further ahead, count for nothing: a worker whose VM
+/// trapped never takes them back. A worker with requests in flight publishes every 0.4 s at least, so it has missed four
+/// beats; one that was only slow counts again with its next.
+pub const TALLY_TTL_MS: u64 = 1_600;
 
 /// Tallies of a journal at most: one for every host a table can hold.
 pub const MAX_TALLIES: usize = MAX_HOSTS;
@@ -564,10 +569,11 @@ mod tests {
             journal(1, NOW_MS, &[tally(2, 1, 1, 100), tally(0, 1, 5, 50)]),
             journal(2, NOW_MS - 1_000, &[tally(2, 1, 2, 200), tally(2, 2, 9, 900)]),
             journal(3, NOW_MS, &[tally(2, 1, 40, 4_000)]),
-            journal(4, NOW_MS - JOURNAL_TTL_MS - 1, &[tally(2, 1, 500, 5_000)]),
+            journal(4, NOW_MS - TALLY_TTL_MS - 1, &[tally(2, 1, 500, 5_000)]),
+            journal(5, NOW_MS - TALLY_TTL_MS, &[tally(2, 1, 0, 1)]),
         ];
         let tallies = Tallies::sum(&journals, 3, NOW_MS);
-        assert_eq!(tallies.of(Slot(2), 1), tally(2, 1, 3, 300));
+        assert_eq!(tallies.of(Slot(2), 1), tally(2, 1, 3, 301));
         assert_eq!(tallies.of(Slot(2), 2), tally(2, 2, 9, 900));
         assert_eq!(tallies.of(Slot(0), 1), tally(0, 1, 5, 50));
         assert_eq!(tallies.of(Slot(7), 1), tally(7, 1, 0, 0));

@@ -571,6 +571,36 @@ fn an_interval_belongs_to_the_admin_interface() {
 }
 
 #[test]
+fn samples_may_not_be_stale_before_the_next_ones_come() {
+    let with = |top: Value, pool: Value| {
+        let mut document = json!({"discovery": {"admin_cluster": "admin"}, "pools": {"llm": pool}});
+        let fields = document.as_object_mut().unwrap();
+        fields.extend(top.as_object().unwrap().clone());
+        document
+    };
+    let message =
+        "expected at most table_fresh_ms, 3000, or a sample is stale before the next one comes; got 3001";
+    let slow = json!({"metrics": {"interval_ms": 3001}});
+    for document in [with(slow.clone(), json!({})), with(json!({}), slow.clone())] {
+        refuse(&document, "pools.llm.metrics.interval_ms", message);
+    }
+    // Pool and top level may say one half each.
+    refuse(
+        &with(
+            json!({"metrics": {"interval_ms": 5000}}),
+            json!({"table_fresh_ms": 4999}),
+        ),
+        "pools.llm.metrics.interval_ms",
+        "4999",
+    );
+    accept(&with(slow, json!({"table_fresh_ms": 3001})));
+    accept(&with(
+        json!({"metrics": {"interval_ms": 3001, "enabled": false}}),
+        json!({}),
+    ));
+}
+
+#[test]
 fn addresses_that_no_header_can_name_are_refused() {
     for address in [
         "replica:80",

@@ -23,7 +23,7 @@ use support::{
     CHAT, Folder, Gateway, POOL, SCRAPE_INTERVAL_MS, SCRAPES_OK, at, chat, config, config_of, envoys,
     eventually, fleet, settings, text,
 };
-use warmroute_fleet::envoy::write_atomically;
+use warmroute_fleet::envoy::{EnvoyOptions, write_atomically};
 use warmroute_fleet::envoy_config::PoolConfig;
 use warmroute_fleet::fleet::Fleet;
 use warmroute_fleet::replica::{Fault, MetricOverrides};
@@ -217,6 +217,76 @@ async fn a_companion_that_takes_over_leaves_hosts_their_slots_and_tallies() {
         assert_eq!(held.await.unwrap().ok().replica(), home);
         let back = gateway.chat(&[], short.as_str()).await.ok();
         assert_eq!((back.reason(), back.replica()), ("home", home.as_str()));
+    }
+}
+
+/// The content of a listeners file.
+fn listeners_file(listeners: &[Value]) -> String {
+    let mut listeners = listeners.to_vec();
+    for listener in &mut listeners {
+        listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
+    }
+    json!({"resources": listeners}).to_string()
+}
+
+#[tokio::test]
+async fn when_the_listener_of_the_holder_is_deleted_another_ones_filter_polls() {
+    let folder = Folder::new();
+    let fleet = fleet(2).await;
+    let prompts = prompts(6);
+    for (number, envoy) in envoys().iter().enumerate() {
+        let mut settings = settings(&[POOL]);
+        settings["companion"] = json!({"mode": "embedded"});
+        let mut config = config(&fleet, &settings);
+        config.plugin.as_mut().unwrap().service = false;
+        let lds = folder.file(&format!("two-{number}.json"));
+        config.lds_path = Some(lds.clone());
+        let mut first = config.listener();
+        first["name"] = json!("first");
+        // Another plugin configuration has root contexts of its own, and the newest of them holds the pool.
+        settings["table_fresh_ms"] = json!(3001);
+        config.plugin.as_mut().unwrap().json = settings.to_string();
+        let mut second = config.listener();
+        second["name"] = json!("second");
+        write_atomically(&lds, &listeners_file(&[first.clone(), second.clone()])).unwrap();
+        let options = EnvoyOptions {
+            concurrency: 2,
+            // A deleted listener's contexts live as long.
+            extra_args: vec!["--drain-time-s".to_owned(), "1".to_owned()],
+            ..EnvoyOptions::default()
+        };
+        let gateway = Gateway::start_with(envoy, &config, &options).await;
+        gateway.shows(HOSTS, POOL, 2).await;
+        let before = homes(&gateway, &prompts).await;
+        assert_one_poller(&gateway, &fleet).await;
+
+        let takeovers = gateway.takeovers();
+        write_atomically(&lds, &listeners_file(std::slice::from_ref(&first))).unwrap();
+        eventually("a filter of the other listener polls", async || {
+            assert_eq!(homes(&gateway, &prompts[..1]).await, before[..1]);
+            gateway.takeovers() > takeovers
+        })
+        .await;
+        gateway.rescraped().await;
+        assert_one_poller(&gateway, &fleet).await;
+        assert_eq!(homes(&gateway, &prompts).await, before);
+
+        // A new listener's filter takes over again, and stays the holder when the older listener goes.
+        let takeovers = gateway.takeovers();
+        write_atomically(&lds, &listeners_file(&[first, second.clone()])).unwrap();
+        eventually("a filter of the new listener polls", async || {
+            gateway.takeovers() > takeovers
+        })
+        .await;
+        write_atomically(&lds, &listeners_file(&[second])).unwrap();
+        eventually("the older listener is gone", async || {
+            let stats = gateway.process.stats("listener_manager.total_").await.unwrap();
+            stats["listener_manager.total_listeners_active"] == 1
+                && stats["listener_manager.total_listeners_draining"] == 0
+        })
+        .await;
+        gateway.rescraped().await;
+        assert_one_poller(&gateway, &fleet).await;
     }
 }
 

@@ -95,23 +95,18 @@ async fn a_placement_on_one_worker_is_used_on_another_within_100_ms() {
                 let first = anywhere(&gateway, &prompt).await;
                 assert!(is_cold(&first), "{strategy}: {:?}", first.answer.headers);
                 // The first answer took its time as well, so this is less than it is given.
-                let asked_at = started + SHARED_WITHIN;
-                let waits = asked_at.saturating_duration_since(Instant::now());
-                let placed_by = workers_since(&gateway, &before).await;
-                tokio::time::sleep(waits).await;
-                let before = connections(&gateway).await;
+                tokio::time::sleep((started + SHARED_WITHIN).saturating_duration_since(Instant::now())).await;
                 let second = anywhere(&gateway, &prompt).await;
-                let asked = workers_since(&gateway, &before).await;
-                assert_eq!(placed_by.len(), 1, "{placed_by:?}");
+                let workers = workers_since(&gateway, &before).await;
                 assert!(
                     is_warm(&second),
-                    "{strategy}: placed by {placed_by:?}, unknown to {asked:?}: {:?}",
+                    "{strategy}: not known on all of {workers:?}: {:?}",
                     second.answer.headers
                 );
                 assert_eq!(second.replica(), first.replica());
                 assert_eq!(second.header("x-warmroute-strategy"), strategy);
                 tried += 1;
-                crossings += usize::from(placed_by != asked);
+                crossings += usize::from(workers.len() == 2);
                 if crossings >= CROSSINGS {
                     break;
                 }
@@ -126,9 +121,12 @@ async fn a_placement_on_one_worker_is_used_on_another_within_100_ms() {
 }
 
 #[tokio::test]
-async fn a_restarted_engine_is_believed_to_hold_nothing() {
+async fn a_restarted_engine_is_believed_to_hold_nothing_within_one_poll() {
     let mut fleet = fleet(2).await;
-    let config = config(&fleet, &settings_of("cache_aware"));
+    let mut settings = settings_of("cache_aware");
+    // Long enough for a poll to have its effect before the next one begins.
+    settings["metrics"]["interval_ms"] = json!(500);
+    let config = config(&fleet, &settings);
     for envoy in envoys() {
         let gateway = Gateway::ready(&envoy, &config, WORKERS, 2).await;
         let prompts = prompts("restart", 12);
@@ -143,15 +141,16 @@ async fn a_restarted_engine_is_believed_to_hold_nothing() {
         for prompt in &prompts {
             assert!(is_warm(&gateway.chat(&[], prompt.as_str()).await.ok()));
         }
-        let before = gateway.stat(RESTARTS).await;
         fleet.replicas[0].restart().await.unwrap();
-        eventually("the restart is noticed", async || {
-            gateway.stat(RESTARTS).await > before
-        })
-        .await;
-        gateway.rescraped().await;
+        let polls_before = fleet.replicas[0].metrics_reads();
         for (prompt, host) in prompts.iter().zip(&hosts) {
-            let served = gateway.chat(&[], prompt.as_str()).await.ok();
+            // Once a second poll has begun, the first one counts.
+            let mut polls = fleet.replicas[0].metrics_reads() - polls_before;
+            let mut served = gateway.chat(&[], prompt.as_str()).await.ok();
+            while *host == restarted && is_warm(&served) && polls < 2 {
+                polls = fleet.replicas[0].metrics_reads() - polls_before;
+                served = gateway.chat(&[], prompt.as_str()).await.ok();
+            }
             let expected = if *host == restarted {
                 is_cold(&served)
             } else {
@@ -252,4 +251,3 @@ const WORKERS: u32 = 4;
 const SHARED_WITHIN: Duration = Duration::from_millis(100);
 /// Prompts that have to have met two workers.
 const CROSSINGS: usize = 5;
-const RESTARTS: &str = "warmroute_engine_restarts_total";

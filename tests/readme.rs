@@ -460,6 +460,8 @@ fn document_for(level: &str) -> Value {
     let mut document = json!({"discovery": {"admin_cluster": "envoy_admin"}, "pools": {"llm": {}}});
     match level {
         "discovery.hosts[]" => document["discovery"] = json!({"hosts": [{"address": "10.0.0.7:8000"}]}),
+        // Samples may not be stale before the next ones come.
+        "metrics" => document["table_fresh_ms"] = json!(60_000),
         "metrics.names" => document["metrics"] = json!({"names": {"running": "r"}}),
         "overflow" => document["overflow"] = json!({}),
         _ => {}

@@ -200,6 +200,16 @@ impl PoolDraft {
             .metrics_path
             .unwrap_or_else(|| metrics.preset.default_path().into());
         metrics.cluster = self.metrics_cluster.unwrap_or_else(|| name.into());
+        let fresh_ms = self.config.table_fresh_ms;
+        if metrics.enabled && metrics.interval_ms > fresh_ms {
+            return Err(ConfigError::new(
+                format!("{path}.metrics.interval_ms"),
+                format!(
+                    "expected at most table_fresh_ms, {fresh_ms}, or a sample is stale before the next one comes; got {}",
+                    metrics.interval_ms
+                ),
+            ));
+        }
         Ok(self.config)
     }
 }

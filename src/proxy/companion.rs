@@ -29,6 +29,7 @@ pub(super) struct Companion {
     counted: Counters,
     table_sequence: u64,
     gauges: PoolGauges,
+    tallies_shown_ms: u64,
 }
 
 impl Companion {
@@ -61,6 +62,7 @@ impl Companion {
             counted: Counters::default(),
             table_sequence: 0,
             gauges: PoolGauges::new(&pool.name),
+            tallies_shown_ms: 0,
         }
     }
 
@@ -189,6 +191,10 @@ impl Companion {
             }
         }
         self.publish(now_ms);
+        if now_ms.abs_diff(self.tallies_shown_ms) >= SHOW_TALLIES_MS {
+            self.tallies_shown_ms = now_ms;
+            self.gauges.show_tallies(&shared::open_work(&self.keys, now_ms));
+        }
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -257,5 +263,7 @@ const BUILD: u32 = {
         | (number(env!("CARGO_PKG_VERSION_MINOR")) << 10)
         | number(env!("CARGO_PKG_VERSION_PATCH"))
 };
+/// Reading the journals of all workers takes up to a millisecond where there are 64.
+const SHOW_TALLIES_MS: u64 = 500;
 /// A filter leaves the service this long to come up before it polls itself.
 const PATIENCE_MS: u64 = 3000;

@@ -191,22 +191,16 @@ impl Filter {
                 |cause| format!("{}; {}", decision.reason.as_str(), cause.as_str()),
             );
             Some([
-                ("x-warmroute-strategy", decision.strategy.as_str().to_owned()),
-                ("x-warmroute-reason", reason),
-                ("x-warmroute-host", host.to_owned()),
-                (
-                    "x-warmroute-matched",
-                    format!("{}/{}", decision.matched_bytes, decision.prompt_bytes),
-                ),
-                (
-                    "x-warmroute-key",
-                    decision
-                        .key
-                        .map_or_else(|| "none".to_owned(), |key| format!("{key:016x}")),
-                ),
+                decision.strategy.as_str().to_owned(),
+                reason,
+                host.to_owned(),
+                format!("{}/{}", decision.matched_bytes, decision.prompt_bytes),
+                decision
+                    .key
+                    .map_or_else(|| "none".to_owned(), |key| format!("{key:016x}")),
             ])
         });
-        for (name, value) in lines.flatten().into_iter().flatten() {
+        for (name, value) in DEBUG_HEADERS.iter().zip(lines.flatten().iter().flatten()) {
             let _ = host::set_header(Map::Response, name, value.as_bytes());
         }
     }
@@ -294,6 +288,9 @@ impl HttpContext for Filter {
         }
         let headers = host::headers(Map::Response);
         let answer = AnswerLines::read(&headers);
+        for name in &answer.spoofed {
+            let _ = host::remove_header(Map::Response, name);
+        }
         let served_by = answer
             .served_by
             .and_then(|address| core::str::from_utf8(address).ok());
@@ -453,6 +450,8 @@ struct AnswerLines<'a> {
     is_encoded: bool,
     content_length: Option<u64>,
     served_by: Option<&'a [u8]>,
+    /// Headers that only Warmroute may write; clients would take them for its own.
+    spoofed: Vec<&'static str>,
 }
 
 impl<'a> AnswerLines<'a> {
@@ -463,6 +462,7 @@ impl<'a> AnswerLines<'a> {
             is_encoded: false,
             content_length: None,
             served_by: None,
+            spoofed: Vec::new(),
         };
         for (name, value) in headers.iter() {
             match name {
@@ -479,7 +479,10 @@ impl<'a> AnswerLines<'a> {
                 b"content-encoding" => lines.is_encoded = !value.eq_ignore_ascii_case(b"identity"),
                 b"content-length" => lines.content_length = parse_number(value),
                 b"x-served-by" => lines.served_by = Some(value),
-                _ => {}
+                _ => {
+                    let ours = DEBUG_HEADERS.iter().find(|ours| ours.as_bytes() == name);
+                    lines.spoofed.extend(ours);
+                }
             }
         }
         lines
@@ -489,3 +492,12 @@ impl<'a> AnswerLines<'a> {
 fn parse_number(digits: &[u8]) -> Option<u64> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
+
+/// Headers that tell of a decision, in the order in which they are written.
+const DEBUG_HEADERS: [&str; 5] = [
+    "x-warmroute-strategy",
+    "x-warmroute-reason",
+    "x-warmroute-host",
+    "x-warmroute-matched",
+    "x-warmroute-key",
+];

@@ -5,8 +5,8 @@
 
 use super::host::{self, CAS_CREATE, CAS_MISMATCH};
 use crate::journal::{
-    ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim, MAX_JOURNALS, MergedJournals, count_publication,
-    merge_is_due,
+    ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim, MAX_JOURNALS, MergedJournals, Tallies,
+    count_publication, merge_is_due,
 };
 
 /// The keys of one pool.
@@ -151,6 +151,16 @@ fn announce(keys: &PoolKeys, slot: u8) {
     }
 }
 
+/// What all workers have open together; those whose heartbeat stopped count for nothing.
+pub(super) fn open_work(keys: &PoolKeys, now_ms: u64) -> Tallies {
+    // Slots are claimed from the lowest up and never vanish, so the first absent one ends the list.
+    let blobs = (0..MAX_JOURNALS).map_while(|slot| host::shared_data(&keys.journal(slot)));
+    let journals: Vec<Journal> = blobs
+        .filter_map(|(blob, _)| Journal::decode(&blob).ok())
+        .collect();
+    Tallies::sum(&journals, NOBODY, now_ms)
+}
+
 /// How often each journal slot was published.
 pub(super) fn publications(keys: &PoolKeys) -> Vec<u8> {
     host::shared_data(&keys.journal_sequences)
@@ -209,4 +219,6 @@ pub(super) fn publish_merged(keys: &PoolKeys, merged: &MergedJournals) {
 
 /// A journal without a sign of life for five seconds may be taken over; until well before that it need not be read.
 const VERIFY_MS: u64 = 2000;
+/// No worker: their numbers are times.
+const NOBODY: u64 = 0;
 const ANNOUNCE_TRIES: u32 = 8;

@@ -8,6 +8,7 @@ use crate::config::StrategyName;
 use crate::decision::Reason;
 use crate::exchange::Unkeyed;
 use crate::host_table::{HostTable, Load};
+use crate::journal::Tallies;
 
 /// The metrics of one VM.
 #[derive(Debug)]
@@ -248,6 +249,8 @@ pub(super) struct PoolGauges {
     waiting: LazyMetric,
     running: LazyMetric,
     published_s: LazyMetric,
+    in_flight: LazyMetric,
+    prefill_tokens: LazyMetric,
 }
 
 impl PoolGauges {
@@ -267,6 +270,26 @@ impl PoolGauges {
             waiting: LazyMetric::default(),
             running: LazyMetric::default(),
             published_s: LazyMetric::default(),
+            in_flight: LazyMetric::default(),
+            prefill_tokens: LazyMetric::default(),
+        }
+    }
+
+    /// Shows what all workers of this Envoy have open together.
+    pub(super) fn show_tallies(&mut self, tallies: &Tallies) {
+        let requests = tallies.iter().map(|tally| u64::from(tally.requests)).sum();
+        let tokens = tallies.iter().map(|tally| tally.uncached_tokens).sum();
+        for (metric, name, value) in [
+            (&mut self.in_flight, "warmroute_requests_in_flight", requests),
+            (
+                &mut self.prefill_tokens,
+                "warmroute_prefill_tokens_in_flight",
+                tokens,
+            ),
+        ] {
+            if let Some(id) = metric.id(MetricKind::Gauge, || format!("{name}.pool.{}", self.pool)) {
+                host::record_metric(id, value);
+            }
         }
     }
 

@@ -353,9 +353,15 @@ impl PoolEntry {
         }
     }
 
-    /// Publishes what changed, and at least a sign of life each second. A VM that never decided has no journal.
+    /// Publishes what changed, and at least a sign of life each second, more often while requests are in flight. A VM that
+    /// never decided has no journal.
     fn heartbeat(&mut self, stats: &mut Stats, now_ms: u64) {
-        if self.is_dirty || (self.has_journal && now_ms.abs_diff(self.published_ms) >= HEARTBEAT_MS) {
+        let beat_ms = if self.shows_requests {
+            BUSY_HEARTBEAT_MS
+        } else {
+            HEARTBEAT_MS
+        };
+        if self.is_dirty || (self.has_journal && now_ms.abs_diff(self.published_ms) >= beat_ms) {
             self.publish(stats, now_ms);
         }
     }
@@ -386,8 +392,10 @@ const SYNC_MS: u64 = 20;
 const IDLE_SYNC_MS: u64 = 1000;
 /// Own tallies are published at most this often while requests are in flight; the tick brings the rest.
 const PUBLISH_MS: u64 = 10;
-/// A journal without a sign of life stops counting after five of these.
+/// The slot of a journal without a sign of life may be taken after five of these.
 const HEARTBEAT_MS: u64 = 1000;
+/// Tallies without a sign of life stop counting after four of these.
+const BUSY_HEARTBEAT_MS: u64 = 400;
 /// A request whose body was not delivered by then is looked at, while it is unknown whether bodies come at all.
 const SELF_CHECK_MS: u64 = 1000;
 /// Requests watched at once: one would be enough to learn what there is to learn, but none may hang.

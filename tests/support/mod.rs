@@ -35,6 +35,7 @@ use warmroute_fleet::replica::Replica;
 use warmroute_fleet::wasm::build_wasm;
 
 pub mod odd;
+pub mod patched;
 
 /// Name of the pool where a test needs only one.
 pub const POOL: &str = "llm";
@@ -130,7 +131,12 @@ impl Gateway {
             concurrency,
             ..EnvoyOptions::default()
         };
-        let process = EnvoyProcess::start(envoy, &config.render(), &options)
+        Self::start_with(envoy, config, &options).await
+    }
+
+    /// The same with other options.
+    pub async fn start_with(envoy: &Envoy, config: &EnvoyConfig, options: &EnvoyOptions) -> Self {
+        let process = EnvoyProcess::start(envoy, &config.render(), options)
             .await
             .unwrap_or_else(|error| panic!("{error}"));
         Self {
