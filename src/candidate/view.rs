@@ -67,7 +67,7 @@ impl Fleet {
         self.rebuild_lanes(now_ms);
     }
 
-    /// One pass over the eligible hosts. `salt` orders hosts that are equally loaded.
+    /// One pass over the eligible hosts. `salt` orders hosts that are equally loaded where there is no key.
     pub(crate) fn shortlist(&self, key: Option<u64>, adapter: Option<u64>, salt: u64) -> Shortlist {
         let mut list = Shortlist {
             ranked: Lowest::new(),
@@ -79,16 +79,19 @@ impl Fleet {
             list.pending_hosts += u32::from(lane.pending);
             // Hosts that have the adapter come first, in rendezvous order among themselves.
             let missing = adapter.is_some_and(|a| !self.has_adapter(lane.host, a));
-            list.idle
-                .offer_with(behind(lane.load_tokens, missing), lane.host, || {
-                    tie(lane.address_hash, salt)
-                });
-            if let Some(key) = key {
-                let score = if self.weights_are_equal {
+            let score = key.map(|key| {
+                if self.weights_are_equal {
                     rendezvous::unweighted_score(key, lane.address_hash)
                 } else {
                     rendezvous::score(key, lane.address_hash, lane.weight)
-                };
+                }
+            });
+            // Equally loaded hosts stand in the rendezvous order too, so that a prompt comes back to the same ones.
+            list.idle
+                .offer_with(behind(lane.load_tokens, missing), lane.host, || {
+                    score.map_or_else(|| tie(lane.address_hash, salt), high_u32)
+                });
+            if let Some(score) = score {
                 list.ranked
                     .offer_with(behind(score, missing), lane.host, || high_u32(lane.address_hash));
             }
@@ -291,7 +294,7 @@ const fn high_u32(x: u64) -> u32 {
 }
 
 /// How far down the rendezvous order a decision looks. A host beyond it is reached as a least loaded one.
-pub(crate) const RANKED: usize = 8;
+pub(crate) const RANKED: usize = 16;
 /// How many of the least loaded hosts a decision looks at.
 pub(crate) const IDLE: usize = 4;
 /// What a request in flight costs the next one, in prefill tokens (`dp100` of the prototype).

@@ -11,7 +11,7 @@
 //!
 //! B is the backlog, r how much slower than the fleet the host is. λ prices what a miss adds for everyone behind it: at
 //! low load a miss costs only the one who misses. `hybrid` looks at the top of the rendezvous order and a few least loaded
-//! hosts, `cache_aware` also at the hosts that hold most of the prompt, wherever in the order they are; the choice is
+//! hosts, which have to be cheaper by a quarter of the prompt; `cache_aware` also at the hosts that hold most of the prompt, wherever in the order they are; the choice is
 //! the first, in that order, whose cost is at most `slack_tokens` above the least.
 //!
 //! The index tells what each host holds. The part of a prompt that no host is known to hold gets seven tenths of its length
@@ -63,7 +63,15 @@ pub(super) fn decide(
             continue;
         };
         if let Some(place) = costs.get_mut(count) {
-            *place = (prices.cost(query, &busy, slot, count == 0), *entry);
+            // Behind the ranked hosts, where the next prompt like this would not look.
+            let is_stray = count >= RANKED && query.matches.bytes_at(slot) == 0;
+            let stray_tokens = if is_stray {
+                prices.prompt_tokens / STRAY_PART
+            } else {
+                0
+            };
+            let cost = prices.cost(query, &busy, slot, count == 0);
+            *place = (cost.saturating_add(stray_tokens), *entry);
             count += 1;
         }
     }
@@ -194,6 +202,10 @@ impl RecomputeWeight {
     }
 }
 
+/// A host outside the ranked ones that holds nothing of the prompt counts a quarter of it more: what is computed there is
+/// seldom found again. With 64 hosts this saves 3 % of mean TTFT and 2 points of hit share in the simulator; from a tenth
+/// to all of the prompt does as well.
+const STRAY_PART: u64 = 4;
 /// Credit of a home where all that is not known may be cached there. With eight gateways that share nothing, half of
 /// it costs 9 % of mean TTFT in the simulator, all of it 3 %.
 const CREDIT_PERCENT: u64 = 70;
