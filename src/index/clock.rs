@@ -13,7 +13,7 @@
 //! # Feedback
 //! Over a window of queries, a cache size of them, the engine's hit counters are compared with what was predicted for the
 //! requests placed there. A quarter of the predictions may be false before the believed size shrinks: to remember too
-//! long costs little, to forget too early costs much. It is halved where three in five are false. It grows where there
+//! long costs little, to forget too early costs much. It is halved where half are false twice in a row. It grows where there
 //! are more hits than predicted, up to 4 times what the engine says, and comes back to that where nearly all
 //! predictions are true; the least is a sixteenth. A window in which others placed much is not judged. Windows of an
 //! eighth of a cache size were too short: chance alone made the believed size wander.
@@ -60,6 +60,8 @@ struct HostClock {
     unseen_tokens: u64,
     last_counters: Option<Counters>,
     window: Window,
+    /// Half of the predictions were false when the size was judged last.
+    was_far_off: bool,
     answered: Answered,
     /// False hits since the last hit that an answer showed.
     false_hits: u8,
@@ -315,7 +317,9 @@ impl HostClock {
         self.window = Window::default();
         self.answered = Answered::default();
         let factor = self.factor_q10;
-        let step = if predicted > actual.saturating_mul(5) / 2 + 20 {
+        let is_far_off = predicted > actual.saturating_mul(2) + 20;
+        let was_far_off = std::mem::replace(&mut self.was_far_off, is_far_off);
+        let step = if is_far_off && was_far_off {
             factor / 2
         } else if predicted > actual.saturating_mul(4) / 3 + 10 {
             factor - factor / 8
