@@ -106,7 +106,7 @@ impl Bench {
                 Policy::ORACLES[2],
                 Policy::ORACLES[3],
             ]
-            .map(|policy| eight_hosts(policy));
+            .map(eight_hosts);
             let means = self.means(|_| self.conversation.clone(), &setups, scale)?;
             let seconds: Vec<f64> = means.iter().map(|mean| mean.mean_ms / 1000.0).collect();
             let oracle = seconds.iter().skip(5).copied().fold(f64::INFINITY, f64::min);
