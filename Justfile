@@ -50,6 +50,10 @@ replay *ARGS:
 bars *ARGS:
     cargo run --release --package warmroute-fleet --bin bars -- {{ARGS}}
 
+# The charts of docs/routing.md, measured anew; needs the published conversation trace (`--traces DIR`)
+figures *ARGS:
+    cargo run --release --package warmroute-fleet --bin figures -- {{ARGS}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

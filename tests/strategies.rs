@@ -14,3 +14,6 @@ mod properties;
 #[cfg(test)]
 #[path = "strategies/queueing.rs"]
 mod queueing;
+#[cfg(test)]
+#[path = "strategies/worked_example.rs"]
+mod worked_example;

@@ -21,6 +21,7 @@
 //! | [`bars`] | the scenarios that the defaults are held to |
 //! | [`compare`] | policies and seeds → rows |
 //! | [`chart`] | rows → table, CSV and a page with charts |
+//! | [`line_chart`] | lines over a few points → one SVG file |
 //! | [`replay`] | a user's own log → what each strategy would have made of it |
 //! | [`args`] | command lines |
 
@@ -30,6 +31,7 @@ pub mod chart;
 pub mod compare;
 pub mod gateway;
 pub mod generate;
+pub mod line_chart;
 pub mod machine;
 pub mod outcome;
 pub mod reference;
