@@ -129,8 +129,8 @@ impl OwnWork {
 
     /// Prefill tokens still to do: the head of the queue falls with time, down to a tenth of it.
     ///
-    /// Not below, since its first token has not been seen; without the drain the mean TTFT near saturation is 45 %
-    /// higher in the prototype.
+    /// Not below, since its first token has not been seen; without the drain the mean TTFT near saturation is 10 %
+    /// higher in the simulator.
     pub(super) fn backlog_tokens(&self, tokens_per_s: u32, now_ms: u64) -> u64 {
         let Some(head) = self.queue.front() else {
             return self.prefill_tokens;
