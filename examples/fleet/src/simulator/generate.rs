@@ -118,8 +118,7 @@ impl SharedPrefixes {
 /// requests continue an earlier one and how far back that is.
 pub fn conversation(requests: usize, seed: u64, options: &PromptOptions) -> Workload {
     let mut rng = Rng::new(seed);
-    let mut builder =
-        WorkloadBuilder::new("conversation (generated)", CHAT_BLOCK_TOKENS, options).generated();
+    let mut builder = WorkloadBuilder::new("conversation", CHAT_BLOCK_TOKENS, options).generated();
     let mut chats: Vec<(Vec<u64>, usize)> = Vec::new();
     let (mut number, mut time_s) = (0u64, 0.0);
     while chats.len() < requests {
