@@ -8,6 +8,9 @@
     reason = "helpers of tests may fail as tests do"
 )]
 
+#[path = "support/generated.rs"]
+mod generated;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -109,7 +112,7 @@ fn entries() -> Vec<Entry> {
         .map(|facts| {
             let body = match facts["file"].as_str() {
                 Some(file) => std::fs::read(dir.join(file)).unwrap(),
-                None => generated(&facts["generated"]),
+                None => generated::generated(&facts["generated"]),
             };
             Entry {
                 id: facts["id"].as_str().unwrap().to_owned(),
@@ -127,26 +130,6 @@ fn entries() -> Vec<Entry> {
         113
     );
     entries
-}
-
-fn generated(rules: &Value) -> Vec<u8> {
-    let mut body = String::new();
-    for rule in rules.as_array().unwrap() {
-        let text = |at: usize| rule[at].as_str().unwrap();
-        let count = |at: usize| usize::try_from(rule[at].as_u64().unwrap()).unwrap();
-        match text(0) {
-            "lit" => body.push_str(text(1)),
-            "repeat" => body.push_str(&text(1).repeat(count(2))),
-            "count" => {
-                let parts: Vec<String> = (0..count(3))
-                    .map(|i| text(1).replace("{i}", &i.to_string()))
-                    .collect();
-                body.push_str(&parts.join(text(2)));
-            }
-            other => panic!("rule {other}"),
-        }
-    }
-    body.into_bytes()
 }
 
 fn sha256(bytes: &[u8]) -> String {

@@ -26,6 +26,8 @@ use warmroute_fleet::replica::{Fault, Replica};
 
 #[path = "support/bodies.rs"]
 mod bodies;
+#[path = "support/generated.rs"]
+mod generated;
 
 use bodies::{
     CHAT, HastyUpstream, RawClient, Rig, THRESHOLD_BYTES, Witness, assert_intact, assert_steered,
@@ -954,31 +956,10 @@ fn indexed_bodies() -> Vec<Indexed> {
             facts: facts.clone(),
             body: match facts["file"].as_str() {
                 Some(file) => std::fs::read(bodies_folder().join(file)).unwrap().into(),
-                None => generated(facts["generated"].as_array().unwrap()),
+                None => generated::generated(&facts["generated"]).into(),
             },
         })
         .collect()
-}
-
-/// A body made by the rules that the index states.
-fn generated(rules: &[Value]) -> Bytes {
-    let mut body = String::new();
-    for rule in rules {
-        let text = |at: usize| rule[at].as_str().unwrap();
-        let count = |at: usize| usize::try_from(rule[at].as_u64().unwrap()).unwrap();
-        match text(0) {
-            "lit" => body.push_str(text(1)),
-            "repeat" => body.push_str(&text(1).repeat(count(2))),
-            "count" => {
-                let parts: Vec<String> = (0..count(3))
-                    .map(|n| text(1).replace("{i}", &n.to_string()))
-                    .collect();
-                body.push_str(&parts.join(text(2)));
-            }
-            other => panic!("rule {other}"),
-        }
-    }
-    body.into()
 }
 
 /// The smallest filter that Envoy loads and that traps at the first request headers (proxy-wasm ABI 0.2.1).
