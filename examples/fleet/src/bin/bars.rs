@@ -6,16 +6,10 @@ use warmroute_fleet::simulator::args::BARS_HELP;
 use warmroute_fleet::simulator::{args, bars};
 
 fn main() -> ExitCode {
-    let args = match args::parse_bars(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{BARS_HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{error}\n\n{BARS_HELP}");
-            return ExitCode::from(2);
-        }
+    let parsed = args::parse_bars(std::env::args().skip(1));
+    let args = match args::or_help(parsed, BARS_HELP) {
+        Ok(args) => args,
+        Err(code) => return code,
     };
     if args.traces.is_none() {
         eprintln!("no traces: the conversation is generated, other traces are not run (see --help)");

@@ -16,16 +16,10 @@ use warmroute_fleet::simulator::utilisation::{Lever, Scale};
 use warmroute_fleet::simulator::{Policy, Setup, Sharing, Summary, Workload};
 
 fn main() -> ExitCode {
-    let args = match args::parse_bars(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{error}\n\n{HELP}");
-            return ExitCode::from(2);
-        }
+    let parsed = args::parse_bars(std::env::args().skip(1));
+    let args = match args::or_help(parsed, HELP) {
+        Ok(args) => args,
+        Err(code) => return code,
     };
     let Some(traces) = &args.traces else {
         eprintln!("no traces: give --traces or WARMROUTE_TRACES\n\n{HELP}");

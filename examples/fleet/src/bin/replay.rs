@@ -6,16 +6,10 @@ use warmroute_fleet::simulator::replay::{HELP, ReplayArgs, ReplayError};
 use warmroute_fleet::simulator::{args, chart};
 
 fn main() -> ExitCode {
-    let args = match ReplayArgs::parse(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{error}\n\n{HELP}");
-            return ExitCode::from(2);
-        }
+    let parsed = ReplayArgs::parse(std::env::args().skip(1));
+    let args = match args::or_help(parsed, HELP) {
+        Ok(args) => args,
+        Err(code) => return code,
     };
     match replay(&args) {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,16 +6,10 @@ use warmroute_fleet::simulator::args::{self, ArgsError, SIMULATE_HELP, SimulateA
 use warmroute_fleet::simulator::{chart, compare};
 
 fn main() -> ExitCode {
-    let args = match SimulateArgs::parse(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{SIMULATE_HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{error}\n\n{SIMULATE_HELP}");
-            return ExitCode::from(2);
-        }
+    let parsed = SimulateArgs::parse(std::env::args().skip(1));
+    let args = match args::or_help(parsed, SIMULATE_HELP) {
+        Ok(args) => args,
+        Err(code) => return code,
     };
     match simulate(&args) {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::str::FromStr;
 
 use warmroute::config::StrategyName;
@@ -14,6 +15,24 @@ use super::trace::{Trace, TraceError};
 use super::workload::Workload;
 use crate::engine::EngineModel;
 use crate::process::workspace_root;
+
+/// The arguments of a program, or the exit code that it ends with: it was asked for help, or called wrongly.
+///
+/// # Errors
+/// The exit code, after the help was printed.
+pub fn or_help<A>(parsed: Result<Option<A>, impl fmt::Display>, help: &str) -> Result<A, ExitCode> {
+    match parsed {
+        Ok(Some(args)) => Ok(args),
+        Ok(None) => {
+            print!("{help}");
+            Err(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            eprintln!("{error}\n\n{help}");
+            Err(ExitCode::from(2))
+        }
+    }
+}
 
 /// Text of `bars --help`.
 pub const BARS_HELP: &str = "\
