@@ -54,6 +54,10 @@ bars *ARGS:
 figures *ARGS:
     cargo run --release --package warmroute-fleet --bin figures -- {{ARGS}}
 
+# The fault matrix: what breaks, with and without the filter, on real Envoys (`--help`)
+faults *ARGS:
+    cargo run --package warmroute-fleet --bin faults -- {{ARGS}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

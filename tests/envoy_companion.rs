@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::odd::{OddEngine, Tunnel, cluster_of, free_port};
+
 use support::{
     CHAT, Folder, Gateway, POOL, SCRAPE_INTERVAL_MS, SCRAPES_OK, at, chat, config, config_of, envoys,
     eventually, fleet, settings, text,
@@ -26,6 +26,7 @@ use support::{
 use warmroute_fleet::envoy::{EnvoyOptions, write_atomically};
 use warmroute_fleet::envoy_config::PoolConfig;
 use warmroute_fleet::fleet::Fleet;
+use warmroute_fleet::odd::{OddEngine, Tunnel, cluster_of, free_port};
 use warmroute_fleet::replica::{Fault, MetricOverrides};
 
 /// Prompts with various homes.
@@ -459,7 +460,7 @@ async fn failing_metrics_age_the_table_while_requests_go_on() {
 
 #[tokio::test]
 async fn metrics_that_are_no_metrics_change_nothing() {
-    let engines = [0, 1].map(|_| OddEngine::start(GOOD_METRICS));
+    let engines = [0, 1].map(|_| OddEngine::start(GOOD_METRICS).unwrap());
     let pool = PoolConfig::new(POOL, engines.iter().map(OddEngine::address).collect());
     let mut settings = settings(&[POOL]);
     settings["table_fresh_ms"] = json!(1500);
@@ -515,7 +516,7 @@ async fn without_discovery_envoy_chooses_and_nothing_fails() {
             let mut settings = settings(&[POOL]);
             settings["discovery"]["admin_cluster"] = json!(cluster);
             let mut config = config(&fleet, &settings);
-            let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
+            let closed = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
             config.extra_clusters = vec![cluster_of("closed", closed)];
             let gateway = Gateway::start(&envoy, &config, 2).await;
             eventually("failed discoveries are counted", async || {
@@ -567,8 +568,8 @@ async fn a_companion_cut_off_from_everything_leaves_a_stale_table_that_serves() 
     let fleet = fleet(3).await;
     let prompts = prompts(6);
     for envoy in envoys() {
-        let admin_port = free_port();
-        let tunnel = Tunnel::to(SocketAddr::from(([127, 0, 0, 1], admin_port)));
+        let admin_port = free_port().unwrap();
+        let tunnel = Tunnel::to(SocketAddr::from(([127, 0, 0, 1], admin_port))).unwrap();
         let mut settings = settings(&[POOL]);
         settings["discovery"]["admin_cluster"] = json!("tunnel");
         settings["table_fresh_ms"] = json!(1500);

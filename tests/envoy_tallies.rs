@@ -21,7 +21,6 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
 use serde_json::{Value, json};
-use support::patched::trap_in;
 use support::{
     CHAT, Folder, Gateway, POOL, Served, chat, config, envoys, eventually, fleet_of, settings, text,
 };
@@ -31,6 +30,7 @@ use warmroute_fleet::client::{Client, full, pieces, post_request};
 use warmroute_fleet::engine::EngineConfig;
 use warmroute_fleet::envoy_config::RouteConfig;
 use warmroute_fleet::fleet::Fleet;
+use warmroute_fleet::patched::trap_in;
 use warmroute_fleet::replica::{Fault, MetricOverrides};
 
 /// Ways in which a request of the mix goes, one after the other.
@@ -314,7 +314,11 @@ async fn a_worker_whose_vm_traps_stops_counting_within_2_s() {
         let mut config = config(&fleet, &settings);
         let plugin = config.plugin.as_mut().unwrap();
         let trapping = folder.file("trapping.wasm");
-        std::fs::write(&trapping, trap_in(&plugin.wasm, "proxy_on_request_trailers")).unwrap();
+        std::fs::write(
+            &trapping,
+            trap_in(&plugin.wasm, "proxy_on_request_trailers").unwrap(),
+        )
+        .unwrap();
         plugin.wasm = trapping;
         let gateway = Gateway::ready(&envoy, &config, 2, 2).await;
         // What the engines say of themselves must not stand in for the tallies.

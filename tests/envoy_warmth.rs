@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::patched::another_build;
 use support::{CHAT, DEADLINE, Folder, Gateway, POOL, config, envoys, fleet_of, settings, text};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -29,6 +28,7 @@ use warmroute_fleet::engine::EngineConfig;
 use warmroute_fleet::envoy::{Envoy, write_atomically};
 use warmroute_fleet::envoy_config::{EnvoyConfig, named_filter};
 use warmroute_fleet::fleet::Fleet;
+use warmroute_fleet::patched::another_build;
 
 /// Engines whose caches hold one and a half times a fair part of the documents and chats.
 fn engine(prefixes: usize) -> EngineConfig {
@@ -210,7 +210,7 @@ async fn push(envoy: &Envoy, concurrency: u32, window: Duration) -> Shares {
     shares.push(("after a setting", hit_share(&fleet, window).await));
 
     let plugin = pushed.plugin.as_mut().unwrap();
-    let build = another_build(&plugin.wasm, "another");
+    let build = another_build(&plugin.wasm, "another").unwrap();
     plugin.wasm = folder.file("another.wasm");
     std::fs::write(&plugin.wasm, build).unwrap();
     pushed.filters_before = vec![mark("build")];

@@ -18,10 +18,8 @@
 )]
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -33,9 +31,6 @@ use warmroute_fleet::fleet::{Fleet, FleetOptions};
 use warmroute_fleet::process::workspace_root;
 use warmroute_fleet::replica::Replica;
 use warmroute_fleet::wasm::build_wasm;
-
-pub mod odd;
-pub mod patched;
 
 /// Name of the pool where a test needs only one.
 pub const POOL: &str = "llm";

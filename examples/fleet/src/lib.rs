@@ -13,6 +13,9 @@
 //! | [`wasm`] | builds the filter's `.wasm` |
 //! | [`envoy`] | finds or fetches Envoy and runs it |
 //! | [`envoy_config`] | what an Envoy should do, as its config |
+//! | [`odd`] | peers that misbehave as no replica does |
+//! | [`patched`] | the shipped module with one function that traps or stalls |
+//! | [`faults`] | the fault matrix: what breaks, with and without the filter |
 //! | [`calibrate`] | fits the engine model to real servers |
 //! | [`workload`] | a workload file → requests with arrival times |
 //! | [`load`] | sends them and notes what happened |
@@ -27,9 +30,12 @@ pub mod demo;
 pub mod engine;
 pub mod envoy;
 pub mod envoy_config;
+pub mod faults;
 pub mod fleet;
 pub mod load;
 pub mod metrics_text;
+pub mod odd;
+pub mod patched;
 pub mod process;
 pub mod replica;
 pub mod report;

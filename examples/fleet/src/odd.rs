@@ -1,7 +1,11 @@
 //! Peers that misbehave as no replica does: engines with any metrics text, and a way to Envoy's admin interface that can be cut.
 
-use super::*;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
 
 /// An engine that answers posts with an empty object and `/metrics` with whatever it is told.
 pub struct OddEngine {
@@ -18,9 +22,12 @@ struct OddState {
 
 impl OddEngine {
     /// Starts one whose metrics are this text.
-    pub fn start(metrics: impl Into<Vec<u8>>) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
+    ///
+    /// # Errors
+    /// When no port can be bound.
+    pub fn start(metrics: impl Into<Vec<u8>>) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
         let state = Arc::new(OddState {
             metrics: Mutex::new(metrics.into()),
             posts: AtomicU64::new(0),
@@ -37,12 +44,12 @@ impl OddEngine {
                 std::thread::spawn(move || stream.map(|stream| shared.serve(stream)));
             }
         });
-        Self { address, state }
+        Ok(Self { address, state })
     }
 
     /// Shows other metrics.
     pub fn set_metrics(&self, metrics: impl Into<Vec<u8>>) {
-        *self.state.metrics.lock().unwrap() = metrics.into();
+        *lock(&self.state.metrics) = metrics.into();
     }
 
     /// Where it listens.
@@ -77,7 +84,7 @@ impl OddState {
         };
         let body = if head.starts_with("GET /metrics") {
             self.scrapes.fetch_add(1, Ordering::Relaxed);
-            self.metrics.lock().unwrap().clone()
+            lock(&self.metrics).clone()
         } else {
             self.posts.fetch_add(1, Ordering::Relaxed);
             b"{}".to_vec()
@@ -122,9 +129,12 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// Leads to `target`, which need not listen yet.
-    pub fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
+    ///
+    /// # Errors
+    /// When no port can be bound.
+    pub fn to(target: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
         let (is_cut, streams) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let (cut, open) = (Arc::clone(&is_cut), Arc::clone(&streams));
         std::thread::spawn(move || {
@@ -135,22 +145,25 @@ impl Tunnel {
                 let (Ok(near), Ok(far)) = (stream, TcpStream::connect(target)) else {
                     continue;
                 };
-                let mut open = open.lock().unwrap();
                 for (from, to) in [(&near, &far), (&far, &near)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    open.push(from.try_clone().unwrap());
+                    let (Ok(mut from), Ok(mut to), Ok(kept)) =
+                        (from.try_clone(), to.try_clone(), from.try_clone())
+                    else {
+                        continue;
+                    };
+                    lock(&open).push(kept);
                     std::thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = io::copy(&mut from, &mut to);
                         let _ = to.shutdown(Shutdown::Write);
                     });
                 }
             }
         });
-        Self {
+        Ok(Self {
             address,
             is_cut,
             streams,
-        }
+        })
     }
 
     /// Where it begins.
@@ -162,7 +175,7 @@ impl Tunnel {
     pub fn cut(&self) {
         self.is_cut.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(self.address);
-        for stream in self.streams.lock().unwrap().drain(..) {
+        for stream in lock(&self.streams).drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -175,9 +188,16 @@ impl Drop for Tunnel {
 }
 
 /// A port of this machine that was free a moment ago.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
+///
+/// # Errors
+/// When none can be bound.
+pub fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// What a thread that panicked left behind is whole: every change here is one assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A cluster with one endpoint, as an Envoy config.

@@ -1,0 +1,106 @@
+//! `just faults`: the fault matrix, and the table of docs/reliability.md made from it.
+
+use std::fs;
+use std::process::ExitCode;
+
+use warmroute_fleet::envoy;
+use warmroute_fleet::faults::args::{Args, Command, HELP};
+use warmroute_fleet::faults::{FaultError, Row, in_document, scenarios, table};
+use warmroute_fleet::process::workspace_root;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = match Command::parse(std::env::args().skip(1)) {
+        Ok(Command::Run(args)) => args,
+        Ok(Command::Help) => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Command::List) => {
+            for scenario in scenarios() {
+                println!("{}", scenario.name());
+            }
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&args).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every row holds.
+async fn run(args: &Args) -> Result<bool, FaultError> {
+    let (mut rows, mut missing) = (Vec::new(), 0);
+    for scenario in scenarios() {
+        let is_wanted = args.asks_for(&scenario.name()) && (scenario.is_short || !args.is_short);
+        let policies = if is_wanted { scenario.policies } else { &[] };
+        for &policy in policies {
+            for &requirement in &args.envoys {
+                let envoy = envoy::find(requirement)?;
+                match scenario.row(&envoy, policy, args.is_short).await {
+                    Ok(row) => {
+                        println!("{}", line(&row));
+                        rows.push(row);
+                    }
+                    Err(error) => {
+                        println!("{} under {policy} could not be run: {error}", scenario.name());
+                        missing += 1;
+                    }
+                }
+            }
+        }
+    }
+    let table = table(&rows);
+    fs::create_dir_all(workspace_root().join("target/reports"))?;
+    fs::write(workspace_root().join("target/reports/faults.md"), &table)?;
+    if args.write {
+        let path = workspace_root().join("docs/reliability.md");
+        let document = fs::read_to_string(&path)?;
+        match in_document(&document, &table) {
+            Some(document) => fs::write(&path, document)?,
+            None => eprintln!("docs/reliability.md has no place for the table"),
+        }
+    }
+    let broken = rows.iter().filter(|row| !row.broken.is_empty()).count();
+    println!(
+        "{} rows, {broken} do not hold, {missing} could not be run",
+        rows.len()
+    );
+    Ok(broken == 0 && missing == 0)
+}
+
+fn line(row: &Row) -> String {
+    let (major, minor, patch) = row.envoy;
+    let mut line = format!(
+        "{} {}: {} on {major}.{minor}.{patch} under {}: {} of {} answered, {} failed without the filter, {} because of us, \
+         +{} ms",
+        if row.broken.is_empty() { "ok    " } else { "BROKEN" },
+        row.part,
+        row.fault,
+        row.policy,
+        row.answered,
+        row.sent,
+        row.failed_plain,
+        row.because_of_us,
+        row.worst_added.as_millis(),
+    );
+    if let Some(recovery) = &row.recovery {
+        line.push_str(&format!(", {recovery}"));
+    }
+    for text in std::iter::once(&row.note)
+        .chain(&row.broken)
+        .filter(|text| !text.is_empty())
+    {
+        line.push_str(&format!("\n         {text}"));
+    }
+    line
+}
