@@ -58,6 +58,14 @@ figures *ARGS:
 faults *ARGS:
     cargo run --package warmroute-fleet --bin faults -- {{ARGS}}
 
+# Hosts, clients and configurations come and go before a real Envoy (10 minutes; `--sizes`, `--pods` for bounds)
+soak *ARGS:
+    cargo run --release --package warmroute-fleet --bin soak -- {{ARGS}}
+
+# A million generated requests with the filter and without: equal answers (`--requests N`)
+million *ARGS:
+    cargo run --release --package warmroute-fleet --bin soak -- --million {{ARGS}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

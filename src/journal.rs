@@ -73,6 +73,8 @@ pub enum JournalError {
     InvalidTallies,
     /// The section of placements breaks its bounds.
     InvalidPlacements,
+    /// A merged blob names a journal slot that there is not.
+    InvalidSlot(u8),
 }
 
 impl Journal {
@@ -249,6 +251,9 @@ impl fmt::Display for JournalError {
             }
             Self::InvalidTallies => f.write_str("journal has an invalid tally section"),
             Self::InvalidPlacements => f.write_str("journal has an invalid section of placements"),
+            Self::InvalidSlot(slot) => {
+                write!(f, "merged journals name slot {slot} of {MAX_JOURNALS}")
+            }
         }
     }
 }

@@ -23,6 +23,7 @@
 //! | 3 | [`blob`] | the frame of every shared blob: magic, version, length, checksum |
 //! | 3 | [`host_table`] | bytes ↔ hosts with load, health, epoch |
 //! | 3 | [`journal`] | bytes ↔ one worker's tallies, placements and heartbeat; those of many workers as one |
+//! | 3 | [`shared_keys`] | a pool → the fixed set of its keys in shared data |
 //! | 3 | [`index`] | keys → which hosts hold how much of the prompt |
 //! | 4 | [`candidate`] | host table × tallies → candidates, each with its backlog, rate and penalty |
 //! | 5 | [`decision`] | which hosts, in which order, and why |
@@ -72,6 +73,7 @@ pub mod recent;
 pub mod blob;
 pub mod host_table;
 pub mod journal;
+pub mod shared_keys;
 pub mod index;
 pub mod candidate;
 pub mod decision;

@@ -16,12 +16,13 @@ mod config;
 mod pace;
 mod slots;
 
+use self::config::MAX_SCRAPES;
 pub use self::config::{Discovery, MetricsConfig, PollerConfig};
 use self::pace::Pacer;
 use self::slots::{Restart, SlotBook};
-use crate::discovery::{self, Endpoint};
+use crate::discovery::{self, Endpoint, MAX_ANSWER_BYTES};
 use crate::host_table::{HostTable, MAX_HOSTS, Slot};
-use crate::load;
+use crate::load::{self, MAX_METRICS_BYTES};
 
 /// Names one call to its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -173,6 +174,18 @@ impl Poller {
             Some(CallKind::Discovery) => self.on_discovery_answer(now_ms, answer),
             Some(CallKind::Scrape { slot, epoch }) => self.on_scrape_answer(slot, epoch, now_ms, answer),
             None => {}
+        }
+    }
+
+    /// How many bytes of an answer's body are read; whatever follows them need not be handed over.
+    #[must_use]
+    pub fn wanted_bytes(&self, token: CallToken, status: u16) -> usize {
+        let call = self.in_flight.iter().find(|call| call.token == token);
+        match call.map(|call| call.kind) {
+            // One more tells that it is too large.
+            Some(CallKind::Discovery) if status == 200 => MAX_ANSWER_BYTES + 1,
+            Some(CallKind::Scrape { .. }) if status == 200 => MAX_METRICS_BYTES,
+            Some(_) | None => 0,
         }
     }
 
@@ -463,6 +476,9 @@ const MAX_TICK_MS: u64 = 250;
 
 /// The admin interface answers from Envoy's main thread; one that takes longer than this is of no use.
 const DISCOVERY_TIMEOUT_MS: u32 = 2_000;
+
+/// Calls that a shell has to remember at most: those in flight, and as many that were given up and have not ended yet.
+pub const MAX_CALLS: usize = 2 * (MAX_SCRAPES as usize + 1);
 
 /// The admin interface does not look at the authority, but a cluster's name may not be a valid one.
 const ADMIN_AUTHORITY: &str = "localhost";

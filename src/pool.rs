@@ -150,7 +150,7 @@ impl Pool {
             recent: RecentPrefixes::new(recent_settings(&config)),
             index: PrefixIndex::new(index_settings(&config)),
             bytes_per_token: BytesPerToken::new(config.bytes_per_token),
-            late_fields: LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES),
+            late_fields: LateFields::of_bytes(config.late_field_bytes),
             hold: HoldLimit::new(config.max_buffer_bytes),
             rng: Rng::new(worker),
             worker,
@@ -175,7 +175,7 @@ impl Pool {
             self.bytes_per_token = BytesPerToken::new(config.bytes_per_token);
         }
         if config.late_field_bytes != self.config.late_field_bytes {
-            self.late_fields = LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES);
+            self.late_fields = LateFields::of_bytes(config.late_field_bytes);
         }
         self.hold.reconfigure(config.max_buffer_bytes);
         self.config = config;
@@ -482,6 +482,3 @@ fn recent_settings(config: &PoolConfig) -> RecentSettings {
         home_bytes: config.home_bytes,
     }
 }
-
-/// A head of a prompt with its namespace, in a table that may be half empty.
-const LATE_FIELD_ENTRY_BYTES: u32 = 256;

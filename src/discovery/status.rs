@@ -201,7 +201,7 @@ impl<'de> Visitor<'de> for HostSeed {
                 Some(4) => {
                     let Text(mut hostname) = map.next_value_seed(TextSeed)?;
                     if hostname.len() > MAX_HOSTNAME_BYTES {
-                        hostname.clear();
+                        hostname = String::new();
                     }
                     endpoint.hostname = hostname;
                 }

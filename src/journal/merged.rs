@@ -8,7 +8,7 @@
 //! Payload, little endian: merged_ms u64, length of the counts u16, counts, journals u8, then for each: slot u8, length
 //! u32, payload of the journal.
 
-use super::{Journal, JournalError, VERSION};
+use super::{Journal, JournalError, MAX_JOURNALS, VERSION};
 use crate::blob::{BlobError, BlobReader, BlobWriter};
 
 /// The journals of all workers as one of them found them.
@@ -75,6 +75,9 @@ impl MergedJournals {
         }
         for _ in 0..reader.u8()? {
             let slot = reader.u8()?;
+            if slot >= MAX_JOURNALS {
+                return Err(JournalError::InvalidSlot(slot));
+            }
             let length = usize::try_from(reader.u32()?).map_err(|_| BlobError::Truncated)?;
             merged
                 .journals

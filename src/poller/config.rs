@@ -103,10 +103,13 @@ impl PollerConfig {
     /// gave a user a 503.
     pub(super) fn max_scrapes_in_flight(&self) -> usize {
         let bound = if self.metrics.cluster == self.cluster {
-            8
+            MAX_SCRAPES / 2
         } else {
-            16
+            MAX_SCRAPES
         };
         usize::from(self.metrics.max_in_flight.clamp(1, bound))
     }
 }
+
+/// Scrapes in flight at most, whatever is configured: one takes 140 µs of the main thread.
+pub(super) const MAX_SCRAPES: u16 = 16;

@@ -4,7 +4,7 @@
 //! their numbers, what was missed counted, and tallies to sum. At most one journal a slot is kept, without its placements.
 
 use crate::index::PrefixIndex;
-use crate::journal::{Journal, PlacementRun, Tallies};
+use crate::journal::{Journal, MAX_JOURNALS, PlacementRun, Tallies};
 
 /// What reading a journal brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,7 +51,7 @@ impl Peers {
         now_ms: u64,
     ) -> JournalNews {
         let at = usize::from(slot);
-        if self.slots.len() <= at {
+        if self.slots.len() <= at && slot < MAX_JOURNALS {
             self.slots.resize(at + 1, None);
         }
         let Some(place) = self.slots.get_mut(at) else {

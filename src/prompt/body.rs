@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::message::{Format, Messages};
@@ -287,16 +287,14 @@ impl<S: SegmentSink, H: Fn(&str) -> u64> Body<'_, '_, S, H> {
             self.adapter(&name);
             return Ok(());
         }
-        let names: Vec<Option<Str<'_>>> = self.reader.reread(raw, |_, deserializer| {
-            serde::Deserialize::deserialize(deserializer)
-        })?;
-        let mut names = names.iter().map(|name| name.as_ref().map(|name| name.0.as_ref()));
-        let first = names.next().flatten();
-        if names.any(|name| name != first) {
+        let (first, is_mixed) = self
+            .reader
+            .reread(raw, |_, deserializer| deserializer.deserialize_seq(AdapterNames))?;
+        if is_mixed {
             return Err(self.reader.fail(NoPrompt::MixedAdapters));
         }
         if let Some(name) = first {
-            self.adapter(name);
+            self.adapter(&name.0);
         }
         Ok(())
     }
@@ -356,6 +354,25 @@ impl Facts {
         self.model = (model.len() <= MAX_MODEL_BYTES).then(|| model.to_owned());
         self.model_hash = Some(name_hash(model.as_bytes()));
         reader.text_field(Field::Model, model);
+    }
+}
+
+/// Reads a list of adapter names: the first, and whether another differs. Only the first is kept, since the list may be as
+/// long as the body.
+struct AdapterNames;
+
+impl<'de> Visitor<'de> for AdapterNames {
+    type Value = (Option<Str<'de>>, bool);
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of names")
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Self::Value, A::Error> {
+        let first: Option<Str<'de>> = names.next_element()?.flatten();
+        let mut is_mixed = false;
+        while let Some(name) = names.next_element::<Option<Str<'de>>>()? {
+            is_mixed |= name.as_ref().map(|name| &name.0) != first.as_ref().map(|first| &first.0);
+        }
+        Ok((first, is_mixed))
     }
 }
 

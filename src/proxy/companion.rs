@@ -4,13 +4,14 @@
 use core::time::Duration;
 
 use super::host::{self, Buffer, CAS_CREATE, Map};
-use super::shared::{self, PoolKeys};
+use super::shared;
 use super::stats::{Counter, PoolGauges};
 use super::vm::{new_id, with_vm};
 use crate::config::PoolConfig;
 use crate::host_table::HostTable;
 use crate::lease::{Contender, LEASE_HEARTBEAT_MS, Lease, LeaseStep, Priority, step};
-use crate::poller::{Answer, Call, CallToken, Counters, Poller, PollerConfig};
+use crate::poller::{Answer, Call, CallToken, Counters, MAX_CALLS, Poller, PollerConfig};
+use crate::shared_keys::PoolKeys;
 
 /// One pool's companion.
 pub(super) struct Companion {
@@ -101,7 +102,9 @@ impl Companion {
             // A call that timed out or was reset has no headers.
             Some(status) if headers > 0 => {
                 let served_by = host::header(Map::CallResponse, "x-served-by").unwrap_or_default();
-                let body = host::buffer(Buffer::CallResponseBody, 0, body_bytes).unwrap_or_default();
+                // Linear memory never shrinks: what will not be read is not copied.
+                let wanted_bytes = body_bytes.min(poller.wanted_bytes(call, status));
+                let body = host::buffer(Buffer::CallResponseBody, 0, wanted_bytes).unwrap_or_default();
                 let answer = Answer {
                     status,
                     served_by: core::str::from_utf8(&served_by)
@@ -186,7 +189,13 @@ impl Companion {
         let Some(poller) = &mut self.poller else { return };
         for call in poller.tick(now_ms) {
             match dispatch(&call) {
-                Some(token) => self.calls.push((token, call.token)),
+                Some(token) => {
+                    if self.calls.len() >= MAX_CALLS {
+                        // Envoy ends every call by its timeout; should it forget some, the poller has given them up.
+                        self.calls.swap_remove(0);
+                    }
+                    self.calls.push((token, call.token));
+                }
                 None => poller.on_failure(call.token, now_ms),
             }
         }

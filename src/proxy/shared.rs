@@ -1,55 +1,14 @@
-//! Warmroute's keys in Envoy's shared data: a fixed set for each pool, all under one prefix.
+//! Warmroute's values in Envoy's shared data, under the keys of [`PoolKeys`].
 //!
-//! Keys are never removed by Envoy and the namespace is shared with every plugin of the same `vm_id`, so their number
-//! is bounded and whatever is read is checked by the codec of its blob.
+//! The namespace is shared with every plugin of the same `vm_id`, so whatever is read is checked by the codec of its
+//! blob.
 
 use super::host::{self, CAS_CREATE, CAS_MISMATCH};
 use crate::journal::{
     ARCHIVED_RUNS, ClosedRun, Journal, JournalClaim, MAX_JOURNALS, MergedJournals, Tallies,
     count_publication, merge_is_due,
 };
-
-/// The keys of one pool.
-#[derive(Debug, Clone)]
-pub(super) struct PoolKeys {
-    /// The host table.
-    pub(super) table: String,
-    /// Counts the publications of the table, so that readers fetch it only when it changed.
-    pub(super) table_sequence: String,
-    /// Who polls.
-    pub(super) lease: String,
-    journals: String,
-    /// Publications of each journal slot, so that readers fetch only those that changed.
-    journal_sequences: String,
-    /// All journals as one.
-    merged: String,
-    /// When a worker last began to merge them.
-    merge_began: String,
-}
-
-impl PoolKeys {
-    pub(super) fn new(pool: &str) -> Self {
-        let key = |name: &str| format!("warmroute/1/{pool}/{name}");
-        Self {
-            table: key("table"),
-            table_sequence: key("table_sequence"),
-            lease: key("lease"),
-            journals: key("journal"),
-            journal_sequences: key("journal_sequences"),
-            merged: key("journals_merged"),
-            merge_began: key("journals_merge_began"),
-        }
-    }
-
-    /// Key of journal slot `slot`.
-    pub(super) fn journal(&self, slot: u8) -> String {
-        format!("{}/{slot}", self.journals)
-    }
-
-    fn archived_run(&self, slot: u8, place: u8) -> String {
-        format!("{}/{slot}/{place}", self.journals)
-    }
-}
+use crate::shared_keys::PoolKeys;
 
 /// Publishes a host table.
 pub(super) fn publish_table(keys: &PoolKeys, table: &[u8], sequence: u64) {

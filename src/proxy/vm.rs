@@ -7,12 +7,13 @@
 use core::cell::RefCell;
 
 use super::host;
-use super::shared::{self, JournalSlot, Merged, PoolKeys};
+use super::shared::{self, JournalSlot, Merged};
 use super::stats::{Counter, Stats};
 use crate::config::PoolConfig;
 use crate::exchange::Unkeyed;
 use crate::journal::{JournalsSeen, MAX_JOURNALS, MERGE_ABOVE, MergedJournals};
 use crate::pool::Pool;
+use crate::shared_keys::PoolKeys;
 
 thread_local! {
     static VM: RefCell<Vm> = RefCell::new(Vm::new());

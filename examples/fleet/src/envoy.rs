@@ -170,6 +170,14 @@ pub fn find(requirement: Requirement) -> Result<Envoy, FindError> {
     checked(path)
 }
 
+/// The Envoy at a path.
+///
+/// # Errors
+/// When it is no usable Envoy.
+pub fn at(path: PathBuf) -> Result<Envoy, FindError> {
+    checked(path)
+}
+
 /// Asks a binary for its version and refuses what is older than [`MINIMUM_VERSION`].
 fn checked(path: PathBuf) -> Result<Envoy, FindError> {
     let output = match run(Command::new(&path).arg("--version")) {

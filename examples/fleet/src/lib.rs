@@ -21,6 +21,7 @@
 //! | [`load`] | sends them and notes what happened |
 //! | [`report`] | sums that up: rows, table, JSON, a page |
 //! | [`demo`] | all of it in turn, for each strategy |
+//! | [`soak`] | long runs: what must stay bounded, equal and whole |
 //! | [`simulator`] | the core's strategies on many such engines in virtual time |
 
 pub mod api;
@@ -41,5 +42,6 @@ pub mod replica;
 pub mod report;
 pub mod toolchain;
 pub mod simulator;
+pub mod soak;
 pub mod wasm;
 pub mod workload;
