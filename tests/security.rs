@@ -3,8 +3,6 @@
 #![cfg(not(target_family = "wasm"))]
 #![expect(
     clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stderr,
     clippy::unwrap_used,
     reason = "helpers of tests may fail as tests do"
 )]
@@ -110,11 +108,10 @@ fn colliding_texts(rng: &mut Rng, pieces: usize) -> [String; 2] {
     for piece in 0..pieces {
         let pair = colliding_pair(rng);
         for (text, block) in texts.iter_mut().zip(pair) {
-            // The first piece has the framing in it.
-            let fill_bytes = if piece == 0 { 248 - 32 } else { 256 - 32 - 8 };
+            // The first piece has as many bytes of framing instead.
             text.push_str(if piece == 0 { "" } else { "12345678" });
             text.push_str(std::str::from_utf8(&block).unwrap());
-            text.push_str(&"x".repeat(fill_bytes));
+            text.push_str(&"x".repeat(256 - 8 - 32));
         }
     }
     texts
@@ -425,10 +422,11 @@ fn whatever_one_engine_shows_others_keep_their_hits_and_every_request_finds_a_ho
     let extreme = [0, 1, u64::MAX / 2, u64::MAX];
     for round in 0..2000u64 {
         let mut any = || extreme[rng.below(4)];
+        let count = |value: u64| Some(u32::try_from(value).unwrap_or(u32::MAX));
         let mut table = with_load(Load {
-            waiting: Some(any() as u32),
-            running: Some(any() as u32),
-            kv_usage_permille: Some((any() % 1001) as u16),
+            waiting: count(any()),
+            running: count(any()),
+            kv_usage_permille: u16::try_from(any() % 1001).ok(),
             kv_capacity_tokens: Some(any()),
             prefix_queries: Some(any()),
             prefix_hits: Some(any()),
