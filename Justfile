@@ -1,5 +1,7 @@
 # The commands of the project by name; each is plain enough to paste. `just` lists them.
 
+deny := "target/tools/cargo-deny/bin/cargo-deny"
+
 _default:
     @just --list --unsorted
 
@@ -65,6 +67,23 @@ soak *ARGS:
 # A million generated requests with the filter and without: equal answers (`--requests N`)
 million *ARGS:
     cargo run --release --package warmroute-fleet --bin soak -- --million {{ARGS}}
+
+# Licences, duplicates and sources of all dependencies, without the network
+licences: _cargo-deny
+    {{deny}} --offline --locked check licenses bans sources
+
+# Known advisories, from a git clone of an advisory database on this machine (`just advisories FOLDER`)
+advisories DATABASE=env('WARMROUTE_ADVISORIES', ''): _cargo-deny
+    @test -e "{{DATABASE}}/.git" || { echo "no advisory database: name a git clone of one (branch main), or set WARMROUTE_ADVISORIES" >&2; exit 2; }
+    GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0="url.file://$(realpath "{{DATABASE}}").insteadOf" GIT_CONFIG_VALUE_0=https://advisories.invalid/db {{deny}} --locked fetch db
+    {{deny}} --offline --locked check advisories
+
+# What the filter's .wasm is made of, as CycloneDX: target/reports/sbom.json
+sbom:
+    cargo run --quiet --package warmroute-fleet --bin sbom
+
+_cargo-deny:
+    test -x {{deny}} || cargo install --quiet --locked --version 0.20.2 --root target/tools/cargo-deny cargo-deny
 
 # Exactly what CI runs
 check:

@@ -7,16 +7,21 @@
 //! The scheme is a wire format between gateways and is versioned ([`SCHEME_VERSION`]); `tests/vectors/README.md` states
 //! it in full beside the golden vectors. In short: the rendered bytes are cut at fixed offsets (every 256 bytes up to
 //! 4 KiB, every KiB up to 32 KiB, every 4 KiB beyond) and after each of the first 256 messages. Every piece is hashed
-//! together with the hash before it: `murmur3_x64_128(previous as u64 LE || piece, seed = SCHEME_VERSION)`, low 64 bits.
+//! together with the hash before it: `murmur3_x64_128(previous as u64 LE || piece, seed = SCHEME_VERSION)`, low 64 bits, or
+//! SipHash-2-4 of the same bytes where the operator has a secret ([`HashKey`]).
 
+mod keyed;
 pub mod murmur;
+pub mod siphash;
 
+pub use keyed::HashKey;
+pub(crate) use keyed::KeyedHash;
 use murmur::Murmur;
 
 /// Version of framing, spacing and hash; it seeds every hash, so keys of different versions never meet.
 pub const SCHEME_VERSION: u32 = 1;
 
-/// Low 64 bits of a chained murmur3_x64_128 over the prompt up to some point.
+/// The chained hash of the prompt up to some point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkHash(pub u64);
 
@@ -93,7 +98,8 @@ pub struct PrefixKey {
 #[derive(Debug, Clone)]
 pub struct Chain {
     points: Vec<ChainPoint>,
-    piece: Murmur,
+    key: HashKey,
+    piece: KeyedHash,
     piece_is_empty: bool,
     /// Bytes left until the next fixed offset.
     left_bytes: u32,
@@ -108,11 +114,12 @@ pub struct Chain {
 
 impl Chain {
     /// An empty chain that stops at `max_prefix_bytes` of rendered bytes.
-    pub fn new(max_prefix_bytes: u32) -> Self {
+    pub fn new(max_prefix_bytes: u32, key: HashKey) -> Self {
         let first = spacing_bytes(0);
         Self {
             points: Vec::new(),
-            piece: start_piece(CHAIN_ROOT),
+            key,
+            piece: start_piece(key, CHAIN_ROOT),
             piece_is_empty: true,
             left_bytes: first,
             offset_bytes: 0,
@@ -192,12 +199,12 @@ impl Chain {
     }
 
     fn close_piece(&mut self) {
-        let hash = self.piece.low64();
+        let hash = self.piece.finish();
         self.points.push(ChainPoint {
             hash: ChunkHash(hash),
             end_bytes: self.text_bytes,
         });
-        self.piece = start_piece(hash);
+        self.piece = start_piece(self.key, hash);
         self.piece_is_empty = true;
     }
 
@@ -217,13 +224,13 @@ const fn spacing_bytes(offset_bytes: u32) -> u32 {
     }
 }
 
-fn start_piece(previous: u64) -> Murmur {
-    let mut piece = Murmur::new(SCHEME_VERSION);
+fn start_piece(key: HashKey, previous: u64) -> KeyedHash {
+    let mut piece = key.start();
     piece.update(&previous.to_le_bytes());
     piece
 }
 
-/// Hash of a pair of hashes, order kept.
+/// Hash of a pair of hashes, order kept. Not keyed: under a secret what it is given is.
 pub fn mix(first: u64, second: u64) -> u64 {
     let mut pair = Murmur::new(SCHEME_VERSION);
     pair.update(&first.to_le_bytes());
@@ -257,7 +264,7 @@ mod tests {
     const MAX: u32 = 512 * 1024;
 
     fn points(pieces: &[&[u8]]) -> Vec<ChainPoint> {
-        let mut chain = Chain::new(MAX);
+        let mut chain = Chain::new(MAX, HashKey::OPEN);
         for piece in pieces {
             chain.text(piece);
         }
@@ -301,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_message_end_is_a_point_and_shifts_no_fixed_offset() {
-        let mut chain = Chain::new(MAX);
+        let mut chain = Chain::new(MAX, HashKey::OPEN);
         chain.text(&text(100));
         chain.message_end();
         chain.text(&text(400));
@@ -312,14 +319,14 @@ mod tests {
 
     #[test]
     fn points_are_bounded() {
-        let mut chain = Chain::new(u32::MAX);
+        let mut chain = Chain::new(u32::MAX, HashKey::OPEN);
         let data = text(64 * 1024);
         for _ in 0..64 {
             chain.text(&data);
         }
         assert_eq!(chain.into_points().len(), MAX_SPACED_POINTS);
 
-        let mut chain = Chain::new(MAX);
+        let mut chain = Chain::new(MAX, HashKey::OPEN);
         for _ in 0..1000 {
             chain.text(b"x");
             chain.message_end();
@@ -331,7 +338,7 @@ mod tests {
 
     #[test]
     fn hashing_stops_at_the_prefix_bound_and_counting_does_not() {
-        let mut chain = Chain::new(1000);
+        let mut chain = Chain::new(1000, HashKey::OPEN);
         chain.text(&text(5000));
         chain.message_end();
         assert_eq!(chain.text_bytes(), 5000);

@@ -35,8 +35,7 @@ pub use recorder::{Segment, SegmentRecorder, SegmentValue};
 pub use session::{SessionField, SessionMode};
 pub use sink::{Field, HashSink, Identity, Namespace, Scalar, Scope, SegmentSink};
 
-use crate::chunk::murmur::Murmur;
-use crate::chunk::{ChainPoint, PrefixKeys, SCHEME_VERSION};
+use crate::chunk::{ChainPoint, HashKey, PrefixKeys};
 use body::{Body, Facts};
 use read::{OpenText, Reader};
 
@@ -76,7 +75,7 @@ pub struct PromptOptions {
     /// billing line that Claude Code puts there: it differs with every request, and vLLM leaves it out of the prompt
     /// (vllm-project/vllm#36829).
     pub volatile_heads: Vec<String>,
-    /// Mixed into every key, so that keys cannot be guessed from prompts.
+    /// Keys every hash, so that nobody without it can tell a prompt's key or make two prompts that share one.
     pub secret: Vec<u8>,
     /// Body fields that count as session hints, strongest first; the session header is stronger than all.
     pub session_fields: Vec<SessionField>,
@@ -213,7 +212,7 @@ impl fmt::Display for NoPrompt {
 
 /// Reads the prompt of a request.
 pub fn extract(input: &PromptInput<'_>, options: &PromptOptions) -> Extraction {
-    let mut sink = HashSink::new(options.max_prefix_bytes);
+    let mut sink = HashSink::new(options.max_prefix_bytes, HashKey::of_secret(&options.secret));
     let Walk { facts, end, session } = walk(input, options, &mut sink);
     let prompt = end.and_then(|complete| {
         let namespace = sink.namespace(complete);
@@ -409,12 +408,12 @@ fn session(
 
 /// Hash of a session's name under the operator's secret and the tenant, each with its length in front.
 fn session_hash(options: &PromptOptions, tenant: Option<&[u8]>, value: &[u8]) -> u64 {
-    let mut hash = Murmur::new(SCHEME_VERSION);
+    let mut hash = HashKey::of_secret(&options.secret).start();
     for part in [&options.secret, tenant.unwrap_or_default(), value] {
         hash.update(&(part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    hash.low64()
+    hash.finish()
 }
 
 /// A namespace field of bytes that need not be UTF-8: written as hex digits, which no two byte strings share.

@@ -5,8 +5,7 @@
 //! scheme ([`crate::chunk::SCHEME_VERSION`]); control bytes are 0xF9 to 0xFF, which never occur in UTF-8, so no text
 //! can imitate a boundary.
 
-use crate::chunk::murmur::Murmur;
-use crate::chunk::{Chain, ChainPoint, SCHEME_VERSION, len_u32};
+use crate::chunk::{Chain, ChainPoint, HashKey, KeyedHash, len_u32};
 
 /// Receives the parts of one prompt.
 ///
@@ -189,6 +188,7 @@ impl Identity {
 /// Hashes a prompt without keeping any of it.
 #[derive(Debug)]
 pub struct HashSink {
+    key: HashKey,
     chain: Chain,
     message_start_bytes: u32,
     batch_bytes: u32,
@@ -199,9 +199,10 @@ pub struct HashSink {
 
 impl HashSink {
     /// A sink that stops hashing at `max_prefix_bytes` of messages.
-    pub fn new(max_prefix_bytes: u32) -> Self {
+    pub fn new(max_prefix_bytes: u32, key: HashKey) -> Self {
         Self {
-            chain: Chain::new(max_prefix_bytes),
+            key,
+            chain: Chain::new(max_prefix_bytes, key),
             message_start_bytes: 0,
             batch_bytes: 0,
             open_field: None,
@@ -211,8 +212,8 @@ impl HashSink {
 
     /// The namespace of all fields that were ended; a field cut in its middle counts as not seen.
     pub fn namespace(&self, complete: bool) -> Namespace {
-        let mut hash = Murmur::new(SCHEME_VERSION);
-        let mut outer = Murmur::new(SCHEME_VERSION);
+        let mut hash = self.key.start();
+        let mut outer = self.key.start();
         let mut len_bytes: u32 = 0;
         for (tag, field) in (0u8..).zip(&self.fields) {
             let Some(field) = field else { continue };
@@ -232,7 +233,7 @@ impl HashSink {
                 .map(|found| found.hash)
         };
         let identity = Identity {
-            outer: outer.low64(),
+            outer: outer.finish(),
             model: seen(Field::Model),
             adapter: seen(Field::Adapter),
             cache_salt: seen(Field::CacheSalt),
@@ -240,7 +241,7 @@ impl HashSink {
         };
         let model_seen = identity.model.is_some();
         Namespace {
-            hash: hash.low64(),
+            hash: hash.finish(),
             complete,
             bytes: len_bytes,
             model_seen,
@@ -291,7 +292,7 @@ impl SegmentSink for HashSink {
     fn field_start(&mut self, field: Field) {
         self.open_field = Some(OpenField {
             field,
-            hash: Murmur::new(SCHEME_VERSION),
+            hash: self.key.start(),
             len_bytes: 0,
             has_scalar: false,
         });
@@ -312,7 +313,7 @@ impl SegmentSink for HashSink {
         };
         if let Some(slot) = self.fields.get_mut(done.field as usize) {
             *slot = Some(FieldHash {
-                hash: done.hash.low64(),
+                hash: done.hash.finish(),
                 len_bytes,
             });
         }
@@ -382,7 +383,7 @@ impl SegmentSink for HashSink {
 #[derive(Debug)]
 struct OpenField {
     field: Field,
-    hash: Murmur,
+    hash: KeyedHash,
     len_bytes: u32,
     has_scalar: bool,
 }
@@ -431,7 +432,7 @@ mod tests {
     use super::*;
 
     fn media_hash(data: &str) -> u64 {
-        let mut sink = HashSink::new(1 << 20);
+        let mut sink = HashSink::new(1 << 20, HashKey::OPEN);
         sink.message_start("user");
         sink.media("image", data);
         sink.message_end();
@@ -441,7 +442,7 @@ mod tests {
     #[test]
     fn media_of_any_size_add_a_bounded_sample() {
         for len in [0, 1, 1023, 1024, 1025, 1_000_000] {
-            let mut sink = HashSink::new(1 << 20);
+            let mut sink = HashSink::new(1 << 20, HashKey::OPEN);
             sink.media("image", &"a".repeat(len));
             assert_eq!(sink.chain_bytes() as usize, len.min(1024), "length {len}");
         }
@@ -467,7 +468,7 @@ mod tests {
 
     #[test]
     fn an_open_field_does_not_count() {
-        let mut sink = HashSink::new(1 << 20);
+        let mut sink = HashSink::new(1 << 20, HashKey::OPEN);
         let before = sink.namespace(false);
         sink.field_start(Field::Model);
         sink.text("demo");
@@ -479,7 +480,7 @@ mod tests {
 
     #[test]
     fn empty_fields_equal_absent_ones() {
-        let mut sink = HashSink::new(1 << 20);
+        let mut sink = HashSink::new(1 << 20, HashKey::OPEN);
         let before = sink.namespace(true);
         sink.field_start(Field::Tools);
         sink.open(Scope::Array);

@@ -431,13 +431,20 @@ impl<'a> Lines<'a> {
                 .map(|(_, value)| value.to_vec())
                 .filter(|value| !value.is_empty())
         };
+        // All lines, as HTTP joins them: a line that a client puts before the one of the gateway's authentication makes a
+        // name of its own, not the client's choice of one.
+        let join = |wanted: &str| {
+            let lines = headers.iter().filter(|(name, _)| *name == wanted.as_bytes());
+            let values: Vec<&[u8]> = lines.map(|(_, value)| value).collect();
+            Some(values.join(&b',')).filter(|value| !value.is_empty())
+        };
         RequestHead {
             path: self.path.to_owned(),
             content_type: text(self.content_type),
             content_encoding: text(self.content_encoding),
             content_length: self.content_length.and_then(parse_number),
             expects_continue: self.expects_continue,
-            tenant: pool.tenant_header.as_deref().and_then(find),
+            tenant: pool.tenant_header.as_deref().and_then(join),
             session: pool.session_headers.iter().find_map(|name| find(name)),
         }
     }

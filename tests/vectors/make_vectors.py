@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Print golden vectors of the hash scheme as README.md states it. Needs mmh3."""
+"""Print golden vectors of the hash scheme as README.md states it. Needs mmh3 and siphash24."""
 import importlib.metadata
 import json
 import struct
 import sys
 
 import mmh3
+import siphash24
 
 SEED = 1
 
@@ -16,6 +17,18 @@ def murmur(data, seed=SEED):
 
 def u64(value):
     return struct.pack("<Q", value)
+
+
+def siphash(data, key):
+    return int.from_bytes(siphash24.siphash24(data, key=key).digest(), "little")
+
+
+def hash_under(secret):
+    """The scheme's `hash`: murmur, or SipHash under a key from the secret."""
+    if not secret:
+        return murmur
+    key = b"".join(u64(siphash(secret.encode(), u64(SEED) + u64(half))) for half in (0, 1))
+    return lambda data: siphash(data, key)
 
 
 # A rendering is a list of (bytes, is_text).
@@ -93,7 +106,7 @@ def chat_message(m):
     return message(m["role"], parts)
 
 
-def chain(messages, max_prefix_bytes):
+def chain(messages, max_prefix_bytes, hashed):
     """Points as (hash, end_bytes), and the length of all text."""
     data, flags, ends = bytearray(), bytearray(), []
     for m in messages:
@@ -112,7 +125,7 @@ def chain(messages, max_prefix_bytes):
     cuts = sorted(c for c in fixed + at_end if c <= min(stop, len(data)))
     points, before, start = [], 0, 0
     for cut in cuts:
-        before = murmur(u64(before) + bytes(data[start:cut]))
+        before = hashed(u64(before) + bytes(data[start:cut]))
         points.append((before, sum(flags[:cut])))
         start = cut
     return points, sum(flags)
@@ -121,22 +134,23 @@ def chain(messages, max_prefix_bytes):
 PROMPT_TEXT = {9, 17, 18, 19, 20}
 
 
-def namespace(fields):
+def namespace(fields, hashed):
     """fields: tag -> rendering."""
     out, len_bytes = b"", 0
     for tag in sorted(fields):
-        out += bytes([tag]) + u64(murmur(b"".join(piece for piece, _ in fields[tag])))
+        out += bytes([tag]) + u64(hashed(b"".join(piece for piece, _ in fields[tag])))
         if tag in PROMPT_TEXT:
             len_bytes += sum(len(piece) for piece, is_text in fields[tag] if is_text)
-    return murmur(out), len_bytes
+    return hashed(out), len_bytes
 
 
 def case(name, api, body, messages, fields, max_prefix_bytes=512 * 1024, secret="", tenant=""):
     for tag, given in ((0, secret), (1, tenant)):
         if given:
             fields[tag] = text(given.encode().hex())
-    points, chain_bytes = chain(messages, max_prefix_bytes)
-    ns, ns_bytes = namespace(fields)
+    hashed = hash_under(secret)
+    points, chain_bytes = chain(messages, max_prefix_bytes, hashed)
+    ns, ns_bytes = namespace(fields, hashed)
     keys = [(murmur(u64(ns) + u64(0)), ns_bytes)] if ns_bytes else []
     keys += [(murmur(u64(ns) + u64(h)), ns_bytes + end) for h, end in points]
     return {
@@ -196,6 +210,8 @@ def main():
         chat("prefix bound", {"model": "demo", "messages": [
             {"role": "user", "content": pattern(3000)}, user]}, max_prefix_bytes=2000),
         chat("secret and tenant", {"model": "demo", "messages": [user]}, secret="k\u00e9y", tenant="t-1"),
+        chat("secret over all spacings", {"model": "demo", "messages": [
+            {"role": "user", "content": pattern(40000)}, user], "tools": tools, "cache_salt": "s"}, secret="x" * 256),
         chat("many messages", {"model": "demo", "messages": [
             {"role": "user", "content": "ping %d" % i} for i in range(400)]}),
     ]
@@ -214,7 +230,8 @@ def main():
                       {3: text("demo")}))
     cases.append(case("text prompt", "openai_completions", {"model": "demo", "prompt": pattern(600)},
                       [message("prompt", part(1, text(pattern(600))))], {3: text("demo")}))
-    json.dump({"tool": "mmh3 " + importlib.metadata.version("mmh3"), "version": SEED, "murmur3_x64_128_low64": raw, "prompts": cases},
+    json.dump({"tool": ", ".join(
+        package + " " + importlib.metadata.version(package) for package in ("mmh3", "siphash24")), "version": SEED, "murmur3_x64_128_low64": raw, "prompts": cases},
               sys.stdout, indent=None, separators=(",", ":"), ensure_ascii=True)
     print()
 

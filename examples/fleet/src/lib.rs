@@ -10,6 +10,7 @@
 //! | [`client`] | a small HTTP client |
 //! | [`process`] | helper programs that an interrupt ends |
 //! | [`toolchain`] | finds Rust's programs, adds missing targets |
+//! | [`dependencies`] | the packages of a build, their licences and checksums |
 //! | [`wasm`] | builds the filter's `.wasm` |
 //! | [`envoy`] | finds or fetches Envoy and runs it |
 //! | [`envoy_config`] | what an Envoy should do, as its config |
@@ -28,6 +29,7 @@ pub mod api;
 pub mod calibrate;
 pub mod client;
 pub mod demo;
+pub mod dependencies;
 pub mod engine;
 pub mod envoy;
 pub mod envoy_config;

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use warmroute::candidate::{Fleet, FleetSettings};
-use warmroute::chunk::{Chain, PrefixKeys};
+use warmroute::chunk::{Chain, HashKey, PrefixKeys};
 use warmroute::config::StrategyName;
 use warmroute::host_table::{Host, HostTable, Load, Slot};
 use warmroute::pool::{DecisionInput, Pool};
@@ -78,7 +78,7 @@ fn hashed_us(strategy: StrategyName) -> f64 {
         return f64::INFINITY;
     };
     median_us(|at| {
-        let mut chain = Chain::new(512 << 10);
+        let mut chain = Chain::new(512 << 10, HashKey::OPEN);
         chain.text(bench.texts[at].as_bytes());
         let bytes = chain.text_bytes();
         let keys = PrefixKeys::new(at as u64, 0, &chain.into_points(), bytes);
