@@ -369,11 +369,11 @@ impl Exchange {
         }
         if head.via_upstream && head.status == 200 {
             if head.is_event_stream {
-                self.answer_with(if self.api.stream_begins_with_token() {
-                    FirstByte::PrefillEnds
-                } else {
-                    FirstByte::Nothing
-                });
+                if self.api.stream_begins_with_token() {
+                    self.answer_with(FirstByte::PrefillEnds);
+                } else if let Some(charge) = self.charge_in(pool) {
+                    pool.answer_opened(charge);
+                }
             } else if self.is_streaming {
                 self.answer_with(FirstByte::PrefillOver);
             } else if let Some(charge) = self.charge_in(pool) {
