@@ -447,6 +447,20 @@ impl Exchange {
         }
     }
 
+    /// The host broke its answer off; true when that is a failure of a known host.
+    pub fn on_answer_cut(&mut self, pool: &mut Pool, now_ms: u64) -> bool {
+        let is_answering = matches!(self.phase, Phase::Answering { .. });
+        let Some(slot) = self
+            .charge_in(pool)
+            .map(|charge| charge.slot)
+            .filter(|_| is_answering)
+        else {
+            return false;
+        };
+        pool.host_failed(slot, now_ms);
+        true
+    }
+
     /// The answer is complete, or will not be: what it told of the engine's own count goes to the pool, once.
     pub fn on_answer_end(&mut self, pool: &mut Pool, now_ms: u64) -> AnswerNote {
         let served = self.charge_in(pool).map(|charge| charge.slot);

@@ -1370,3 +1370,24 @@ fn a_silence_that_is_due_to_the_work_is_no_failure() {
     long.on_end(&mut pool, NOW_MS + 30_000);
     assert_eq!(penalised(&mut pool, NOW_MS + 30_001), [0; 0]);
 }
+
+#[test]
+fn a_host_that_cuts_answers_is_avoided_and_a_client_that_goes_is_no_failure() {
+    for (is_cut, avoided) in [(true, true), (false, false)] {
+        let mut pool = pool("", 4);
+        let body = chat(4000, true);
+        let mut exchange = decided(&mut pool, &body, NOW_MS);
+        let slot = slots(&exchange)[0];
+        answer(slot, 200, true, |head| {
+            exchange.on_response_headers(&mut pool, head, NOW_MS + 8);
+        });
+        exchange.on_response_body(&mut pool, NOW_MS + 50);
+        if is_cut {
+            assert!(exchange.on_answer_cut(&mut pool, NOW_MS + 60));
+        }
+        exchange.on_end(&mut pool, NOW_MS + 60);
+        assert_eq!(penalised(&mut pool, NOW_MS + 61) == [slot], avoided);
+        let next = decided(&mut pool, &body, NOW_MS + 70);
+        assert_eq!(slots(&next)[0] != slot, avoided, "the next of the same");
+    }
+}
