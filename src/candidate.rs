@@ -20,6 +20,7 @@ pub use self::tally::{Charge, Work};
 
 use self::member::Member;
 pub(crate) use self::rendezvous::{Entry, Lowest};
+use self::tally::UsualWaits;
 use self::view::Lane;
 pub(crate) use self::view::{Busy, IDLE, RANKED, RUNNING_TOKENS};
 
@@ -46,6 +47,7 @@ pub struct Fleet {
     own_requests: u64,
     other_requests: u64,
     foreign_requests: u64,
+    usual_waits: UsualWaits,
     /// No unstreamed prefill is over before this.
     next_due_ms: u64,
 }
@@ -101,6 +103,7 @@ impl Fleet {
             own_requests: 0,
             other_requests: 0,
             foreign_requests: 0,
+            usual_waits: UsualWaits::default(),
             next_due_ms: u64::MAX,
         }
     }
@@ -189,6 +192,7 @@ impl Fleet {
 
     /// Takes the prefill work off; the second time does nothing.
     pub fn prefill_done(&mut self, charge: &mut Charge, now_ms: u64) {
+        self.end_wait(charge);
         if !std::mem::take(&mut charge.prefill_open) {
             return;
         }
@@ -201,8 +205,38 @@ impl Fleet {
         self.refresh_lane(at, now_ms);
     }
 
-    /// Takes the request off, and its prefill work if that is still open; the second time does nothing.
+    /// The answer began: the host lives, and so long does it take. Call it before [`prefill_done`](Self::prefill_done).
+    pub fn heard(&mut self, charge: &mut Charge, now_ms: u64) {
+        if charge.awaited && !charge.moved {
+            self.usual_waits.learn(charge, now_ms);
+        }
+        self.end_wait(charge);
+        if let Some(member) = self.member_mut(charge.slot, charge.epoch) {
+            member.own.heard(now_ms);
+        }
+    }
+
+    /// Nothing more tells when the answer begins, so silence says nothing from here on.
+    pub fn end_wait(&mut self, charge: &mut Charge) {
+        if std::mem::take(&mut charge.awaited)
+            && let Some(member) = self.member_mut(charge.slot, charge.epoch)
+        {
+            member.own.end_wait(charge);
+        }
+    }
+
+    /// Takes the request off, and its prefill work if that is still open; the second time does nothing. One that ends
+    /// unanswered on a host that is silent for far too long counts as a failure of the host.
     pub fn finish(&mut self, charge: &mut Charge, now_ms: u64) {
+        if charge.awaited
+            && let Some(at) = self.position(charge.slot, charge.epoch)
+            && self
+                .members
+                .get(at)
+                .is_some_and(|m| self.silence_tokens(m, now_ms) > 0)
+        {
+            self.failed(charge.slot, now_ms);
+        }
         self.prefill_done(charge, now_ms);
         if !std::mem::take(&mut charge.request_open) {
             return;
@@ -222,11 +256,12 @@ impl Fleet {
         if charge.slot == to || !charge.request_open {
             return;
         }
-        let prefill_open = charge.prefill_open;
+        let (prefill_open, awaited) = (charge.prefill_open, charge.awaited);
         self.finish(charge, now_ms);
         charge.slot = to;
         charge.placed_ms = now_ms;
         charge.prefill_open = prefill_open;
+        charge.awaited = awaited;
         charge.moved = true;
         self.enter(charge, now_ms);
     }
@@ -394,6 +429,7 @@ impl Fleet {
             placed_ms: now_ms,
             prefill_open: true,
             request_open: false,
+            awaited: true,
             queued: false,
             sequence: 0,
             ahead_tokens: 0,
@@ -414,6 +450,7 @@ impl Fleet {
         let Ok(at) = self.members.binary_search_by_key(&charge.slot, |m| m.slot) else {
             charge.prefill_open = false;
             charge.request_open = false;
+            charge.awaited = false;
             return;
         };
         let ahead_tokens = self.members.get(at).map_or(0, |m| self.backlog_tokens(m, now_ms));

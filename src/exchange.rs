@@ -374,11 +374,11 @@ impl Exchange {
         }
         if head.via_upstream && head.status == 200 {
             if head.is_event_stream {
-                self.answer_with(if self.api.stream_begins_with_token() {
-                    FirstByte::PrefillEnds
-                } else {
-                    FirstByte::Nothing
-                });
+                if self.api.stream_begins_with_token() {
+                    self.answer_with(FirstByte::PrefillEnds);
+                } else if let Some(charge) = self.charge_in(pool) {
+                    pool.answer_opened(charge);
+                }
             } else if self.is_streaming {
                 self.answer_with(FirstByte::PrefillOver);
             } else if let Some(charge) = self.charge_in(pool) {
@@ -450,6 +450,20 @@ impl Exchange {
         if let Some(tail) = &mut self.tail {
             tail.push(last);
         }
+    }
+
+    /// The host broke its answer off; true when that is a failure of a known host.
+    pub fn on_answer_cut(&mut self, pool: &mut Pool, now_ms: u64) -> bool {
+        let is_answering = matches!(self.phase, Phase::Answering { .. });
+        let Some(slot) = self
+            .charge_in(pool)
+            .map(|charge| charge.slot)
+            .filter(|_| is_answering)
+        else {
+            return false;
+        };
+        pool.host_failed(slot, now_ms);
+        true
     }
 
     /// The answer is complete, or will not be: what it told of the engine's own count goes to the pool, once.

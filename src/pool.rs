@@ -263,6 +263,7 @@ impl Pool {
     /// The first body byte of a streamed answer: the prefill is done, and its time tells the host's rate.
     pub fn first_token(&mut self, charge: &mut Charge, now_ms: u64) {
         charge.placement = None;
+        self.fleet.heard(charge, now_ms);
         self.fleet.learn_prefill(charge, now_ms);
         self.fleet.prefill_done(charge, now_ms);
         self.fleet.succeeded(charge.slot, now_ms);
@@ -271,8 +272,14 @@ impl Pool {
     /// The first body byte of an answer that is no event stream: the prefill is done, but when it was is not known.
     pub fn answer_began(&mut self, charge: &mut Charge, now_ms: u64) {
         charge.placement = None;
+        self.fleet.heard(charge, now_ms);
         self.fleet.prefill_done(charge, now_ms);
         self.fleet.succeeded(charge.slot, now_ms);
+    }
+
+    /// The answer began with what the engine sends before it computes anything, so nothing tells when it has.
+    pub fn answer_opened(&mut self, charge: &mut Charge) {
+        self.fleet.end_wait(charge);
     }
 
     /// The host refused the request, or it never came there: nothing of it is computed or cached.

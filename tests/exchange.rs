@@ -1308,3 +1308,86 @@ fn an_answer_that_was_cut_or_replaced_teaches_nothing() {
     assert_eq!(replaced.on_answer_end(&mut pool, NOW_MS), AnswerNote::Unread);
     assert_eq!(pool.millibytes_per_token(), 4000);
 }
+
+#[test]
+fn a_host_that_is_silent_for_far_too_long_loses_even_what_it_alone_holds() {
+    for stream in [true, false] {
+        let mut pool = pool("", 4);
+        let body = chat(64_000, stream);
+        let first = decided(&mut pool, &body, NOW_MS);
+        let home = slots(&first)[0];
+        let mut served = first;
+        for i in 0..20 {
+            let now_ms = NOW_MS + 1000 * i;
+            answer(home, 200, stream, |head| {
+                served.on_response_headers(&mut pool, head, now_ms + 50);
+            });
+            served.on_response_body(&mut pool, now_ms + 60);
+            served.on_end(&mut pool, now_ms + 70);
+            served = decided(&mut pool, &body, now_ms + 1000);
+            assert_eq!(slots(&served)[0], home, "it is warm");
+        }
+        // From here on nothing comes back.
+        let hung_ms = NOW_MS + 20_000;
+        let mut hung = vec![served];
+        let mut sent_there = 0;
+        for i in 1..100 {
+            let now_ms = hung_ms + 50 * i;
+            let mut next = decided(&mut pool, &body, now_ms);
+            let slot = slots(&next)[0];
+            if slot == home {
+                assert!(
+                    now_ms - hung_ms < 1500,
+                    "stream {stream}: still sent there after {} ms",
+                    now_ms - hung_ms
+                );
+                sent_there += 1;
+                hung.push(next);
+            } else {
+                answer(slot, 200, stream, |head| {
+                    next.on_response_headers(&mut pool, head, now_ms + 20);
+                });
+                next.on_response_body(&mut pool, now_ms + 20);
+                next.on_end(&mut pool, now_ms + 20);
+            }
+        }
+        assert!(sent_there > 10, "{sent_there}");
+        // Clients give up; that is all that the host is known by then, and it is remembered.
+        for mut exchange in hung {
+            exchange.on_end(&mut pool, hung_ms + 6000);
+        }
+        assert_eq!(open(&pool, hung_ms + 6000), BTreeMap::new());
+        assert_eq!(penalised(&mut pool, hung_ms + 6001), [home]);
+    }
+}
+
+#[test]
+fn a_silence_that_is_due_to_the_work_is_no_failure() {
+    let mut pool = pool("", 4);
+    // 250 000 tokens at the 8 000 a second that are taken for granted: half a minute without a byte.
+    let body = chat(500_000, true);
+    let mut long = decided(&mut pool, &body, NOW_MS);
+    long.on_end(&mut pool, NOW_MS + 30_000);
+    assert_eq!(penalised(&mut pool, NOW_MS + 30_001), [0; 0]);
+}
+
+#[test]
+fn a_host_that_cuts_answers_is_avoided_and_a_client_that_goes_is_no_failure() {
+    for (is_cut, avoided) in [(true, true), (false, false)] {
+        let mut pool = pool("", 4);
+        let body = chat(4000, true);
+        let mut exchange = decided(&mut pool, &body, NOW_MS);
+        let slot = slots(&exchange)[0];
+        answer(slot, 200, true, |head| {
+            exchange.on_response_headers(&mut pool, head, NOW_MS + 8);
+        });
+        exchange.on_response_body(&mut pool, NOW_MS + 50);
+        if is_cut {
+            assert!(exchange.on_answer_cut(&mut pool, NOW_MS + 60));
+        }
+        exchange.on_end(&mut pool, NOW_MS + 60);
+        assert_eq!(penalised(&mut pool, NOW_MS + 61) == [slot], avoided);
+        let next = decided(&mut pool, &body, NOW_MS + 70);
+        assert_eq!(slots(&next)[0] != slot, avoided, "the next of the same");
+    }
+}

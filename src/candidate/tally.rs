@@ -23,6 +23,8 @@ pub struct Charge {
     /// Whether the prefill is still believed to be under way.
     pub prefill_open: bool,
     pub(super) request_open: bool,
+    /// Whether its answer has not begun.
+    pub(super) awaited: bool,
     /// Whether the charge entered the host's queue of open prefills, and its number there.
     pub(super) queued: bool,
     pub(super) sequence: u32,
@@ -65,7 +67,29 @@ pub(super) struct OwnWork {
     queue: VecDeque<OpenPrefill>,
     /// When the first of `queue` became the first.
     head_since_ms: u64,
+    /// Requests of which nothing has come back, those for a stream apart from those for a whole answer.
+    streams: Waiting,
+    wholes: Waiting,
 }
+
+/// Requests that wait for the first byte of their answer.
+#[derive(Debug, Clone, Default)]
+struct Waiting {
+    requests: u32,
+    /// When the first of them was sent, or the host was last heard of.
+    since_ms: u64,
+}
+
+/// How long a first byte usually takes in the fleet.
+#[derive(Debug, Clone, Default)]
+pub(super) struct UsualWaits {
+    streams: SlowMean,
+    wholes: SlowMean,
+}
+
+/// Mean that goes back over about 16 values, in 1/16; `None` before the first.
+#[derive(Debug, Clone, Default)]
+struct SlowMean(Option<u64>);
 
 #[derive(Debug, Clone, Copy)]
 struct OpenPrefill {
@@ -83,6 +107,13 @@ impl OwnWork {
         charge.queued = false;
         if !charge.prefill_open {
             return;
+        }
+        if charge.awaited {
+            let waiting = self.waiting(charge.streamed);
+            if waiting.requests == 0 {
+                waiting.since_ms = now_ms;
+            }
+            waiting.requests = waiting.requests.saturating_add(1);
         }
         self.prefill_tokens = self
             .prefill_tokens
@@ -127,6 +158,56 @@ impl OwnWork {
         self.kv_tokens = self.kv_tokens.saturating_sub(charge.work.uncached_tokens.into());
     }
 
+    /// Nothing more tells when the answer of a charge begins.
+    pub(super) fn end_wait(&mut self, charge: &Charge) {
+        let waiting = self.waiting(charge.streamed);
+        waiting.requests = waiting.requests.saturating_sub(1);
+    }
+
+    /// An answer began.
+    pub(super) fn heard(&mut self, now_ms: u64) {
+        self.streams.since_ms = now_ms;
+        self.wholes.since_ms = now_ms;
+    }
+
+    /// How long nothing came back from the host, if that is far longer than usual; else 0.
+    ///
+    /// `others_ms` is what the work of others there takes. Whole answers are judged only once it is known how long they
+    /// take.
+    pub(super) fn silent_ms(
+        &self,
+        usual: &UsualWaits,
+        others_ms: u64,
+        tokens_per_s: u32,
+        now_ms: u64,
+    ) -> u64 {
+        let head_tokens = self.queue.front().map_or(0, |head| u64::from(head.tokens));
+        let head_ms = (head_tokens * 1000)
+            .checked_div(u64::from(tokens_per_s))
+            .unwrap_or(0);
+        let ahead_ms = others_ms.saturating_add(head_ms);
+        let streams = (&self.streams, Some(usual.streams.value().unwrap_or(0)));
+        [streams, (&self.wholes, usual.wholes.value())]
+            .into_iter()
+            .filter(|(waiting, _)| waiting.requests > 0)
+            .filter_map(|(waiting, usual_ms)| {
+                let silent_ms = now_ms.saturating_sub(waiting.since_ms);
+                let usual_ms = usual_ms?.saturating_add(ahead_ms);
+                let allowed_ms = usual_ms.saturating_mul(USUAL_TIMES).saturating_add(HICCUP_MS);
+                (silent_ms > allowed_ms).then_some(silent_ms)
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn waiting(&mut self, streamed: bool) -> &mut Waiting {
+        if streamed {
+            &mut self.streams
+        } else {
+            &mut self.wholes
+        }
+    }
+
     /// Prefill tokens still to do: the head of the queue falls with time, down to a tenth of it.
     ///
     /// Not below, since its first token has not been seen; without the drain the mean TTFT near saturation is 10 %
@@ -161,6 +242,31 @@ impl OwnWork {
             .checked_div(u64::from(tokens_per_s))
             .unwrap_or(0);
         Some(self.head_since_ms.saturating_add(work_ms))
+    }
+}
+
+impl UsualWaits {
+    /// Adds one answer that began.
+    pub(super) fn learn(&mut self, charge: &Charge, now_ms: u64) {
+        let wait_ms = now_ms.saturating_sub(charge.placed_ms);
+        if charge.streamed {
+            self.streams.learn(wait_ms);
+        } else {
+            self.wholes.learn(wait_ms);
+        }
+    }
+}
+
+impl SlowMean {
+    fn learn(&mut self, value: u64) {
+        let sum = self.0.map_or(value.saturating_mul(16), |sum| {
+            (sum - sum / 16).saturating_add(value)
+        });
+        self.0 = Some(sum);
+    }
+
+    fn value(&self) -> Option<u64> {
+        self.0.map(|sum| sum / 16)
     }
 }
 
@@ -243,6 +349,10 @@ impl Penalty {
 
 /// Open prefills remembered one by one for each host; more are only summed. A host with that many is full anyway.
 const MAX_OPEN_PREFILLS: usize = 256;
+/// A host that is silent for this many times as long as answers usually take to begin is not just late.
+const USUAL_TIMES: u64 = 4;
+/// Any host may be silent for this long: pauses of collectors, compilers and networks.
+const HICCUP_MS: u64 = 1000;
 /// Work below this says more of the network than of the engine.
 const MIN_RATE_TOKENS: u64 = 256;
 /// Answers before a rate is believed.
@@ -270,6 +380,7 @@ mod tests {
             placed_ms: 0,
             prefill_open: true,
             request_open: true,
+            awaited: true,
             queued: false,
             sequence,
             ahead_tokens: 0,

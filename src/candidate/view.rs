@@ -25,7 +25,7 @@ pub(super) struct Lane {
 pub(crate) struct Busy {
     /// Prefill work ahead of a new request, tokens.
     pub(crate) backlog_tokens: u64,
-    /// Penalty for failures, tokens.
+    /// Penalty for failures and for silence, tokens.
     pub(crate) penalty_tokens: u64,
     /// Requests in flight of all gateways, as far as known.
     pub(crate) in_flight: u32,
@@ -156,7 +156,7 @@ impl Fleet {
         let kv_tokens = member.own.kv_tokens.max(kv_polled_tokens);
         Some(Busy {
             backlog_tokens: self.backlog_tokens(member, now_ms),
-            penalty_tokens: member.penalty.tokens_at(now_ms),
+            penalty_tokens: self.penalty_tokens(member, now_ms),
             in_flight: own.saturating_add(foreign),
             waiting: polled.and_then(|p| {
                 p.waiting
@@ -218,7 +218,7 @@ impl Fleet {
             .saturating_add(self.foreign_tokens(member, now_ms));
         let load_tokens = (backlog_tokens.saturating_mul(self.slowness_q10(member)) >> 10)
             .saturating_add(u64::from(in_flight) * RUNNING_TOKENS)
-            .saturating_add(member.penalty.tokens_at(now_ms));
+            .saturating_add(self.penalty_tokens(member, now_ms));
         let queued_elsewhere =
             polled.is_some_and(|p| p.foreign_requests > 0 && p.waiting.is_some_and(|w| w > 0));
         let pending = member.own.prefill_tokens > 0 || member.other_tokens > 0 || queued_elsewhere;
@@ -254,6 +254,27 @@ impl Fleet {
             .saturating_mul(mean_tokens)
             .checked_div(all)
             .unwrap_or(0)
+    }
+
+    fn penalty_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+        let failures = member.penalty.tokens_at(now_ms);
+        failures.saturating_add(self.silence_tokens(member, now_ms))
+    }
+
+    /// What a host costs that took requests and has been silent for far too long; 0 for any other.
+    ///
+    /// Its queue seems to drain, since time passes, but whoever waited so long in vain has to expect to wait as long again,
+    /// and most that are so late never come.
+    pub(super) fn silence_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+        let rate = self.rate_of(member);
+        let others_tokens = member
+            .other_tokens
+            .saturating_add(self.foreign_tokens(member, now_ms));
+        let others_ms = (others_tokens.saturating_mul(1000))
+            .checked_div(rate.into())
+            .unwrap_or(0);
+        let silent_ms = member.own.silent_ms(&self.usual_waits, others_ms, rate, now_ms);
+        silent_ms.saturating_mul(u64::from(rate)) / 1000 * SILENCE_TIMES
     }
 
     pub(super) fn rate_of(&self, member: &Member) -> u32 {
@@ -297,5 +318,8 @@ const fn high_u32(x: u64) -> u32 {
 pub(crate) const RANKED: usize = 16;
 /// How many of the least loaded hosts a decision looks at.
 pub(crate) const IDLE: usize = 4;
+/// A host that is silent for far too long costs this many times the work that it could have done meanwhile: a prompt that
+/// it alone holds is computed elsewhere as soon as that takes less than eight times as long as was waited already.
+const SILENCE_TIMES: u64 = 8;
 /// What a request in flight costs the next one, in prefill tokens (`dp100` of the prototype).
 pub(crate) const RUNNING_TOKENS: u64 = 100;

@@ -19,6 +19,8 @@ pub(super) struct Filter {
     active: Option<(Rc<str>, Exchange)>,
     /// The request's headers are Envoy's alone.
     is_detached: bool,
+    /// An answer began and its end was not seen.
+    is_answer_open: bool,
 }
 
 impl Filter {
@@ -28,6 +30,7 @@ impl Filter {
             config,
             active: None,
             is_detached: false,
+            is_answer_open: false,
         }
     }
 
@@ -282,10 +285,11 @@ impl HttpContext for Filter {
         Action::Continue
     }
 
-    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         if self.active.is_none() {
             return Action::Continue;
         }
+        self.is_answer_open = !end_of_stream;
         let headers = host::headers(Map::Response);
         let answer = AnswerLines::read(&headers);
         for name in &answer.spoofed {
@@ -323,7 +327,13 @@ impl HttpContext for Filter {
         Action::Continue
     }
 
+    fn on_http_response_trailers(&mut self, _count: usize) -> Action {
+        self.is_answer_open = false;
+        Action::Continue
+    }
+
     fn on_http_response_body(&mut self, body_bytes: usize, end_of_stream: bool) -> Action {
+        self.is_answer_open &= !end_of_stream;
         let awaits = self
             .active
             .as_ref()
@@ -357,7 +367,13 @@ impl HttpContext for Filter {
         }
         let now_ms = host::now_ms();
         self.answer_ends(now_ms);
+        let is_cut = self.is_answer_open
+            && host::number_property(b"response\0flags").is_some_and(|flags| flags & UPSTREAM_CUT != 0);
         self.with_exchange(|exchange, entry, stats| {
+            if is_cut {
+                let has_failed = exchange.on_answer_cut(&mut entry.pool, now_ms);
+                stats.add(Counter::HostFailures, has_failed.into());
+            }
             let was_held = exchange.on_end(&mut entry.pool, now_ms);
             stats.add(Counter::EndedWhileHeld, was_held.into());
             entry.changed(stats, now_ms);
@@ -500,6 +516,10 @@ fn parse_number(digits: &[u8]) -> Option<u64> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
+/// Response flags of an answer that broke off: the upstream reset the stream, closed its connection, or closed it in the
+/// middle of a chunk (`UpstreamRemoteReset`, `UpstreamConnectionTermination` and `UpstreamProtocolError` in Envoy's
+/// `stream_info.h`, as bits).
+const UPSTREAM_CUT: u64 = 1 << 4 | 1 << 6 | 1 << 23;
 /// Headers that tell of a decision, in the order in which they are written.
 const DEBUG_HEADERS: [&str; 5] = [
     "x-warmroute-strategy",

@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -51,6 +52,17 @@ pub enum Fault {
     Hang,
     /// Read the request and close the connection.
     Reset,
+    /// Close the connection after the first token of a streamed answer, and without an answer where it would come whole.
+    Cut,
+}
+
+/// What `/metrics` shows in place of any metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OddMetrics {
+    /// This.
+    Text(Bytes),
+    /// A comment that never ends, a few bytes at a time.
+    Drip,
 }
 
 /// Values shown in `/metrics` in place of the engine's own.
@@ -163,6 +175,11 @@ impl Replica {
     /// Shows other values in `/metrics`.
     pub fn set_metric_overrides(&self, overrides: MetricOverrides) {
         self.shared.lock().overrides = overrides;
+    }
+
+    /// Shows something else than metrics, or metrics again.
+    pub fn set_odd_metrics(&self, odd: Option<OddMetrics>) {
+        self.shared.lock().odd_metrics = odd;
     }
 
     /// Lists LoRA adapters as running in `/metrics`.

@@ -1,7 +1,215 @@
 //! Faults of the set of endpoints: they leave and return, drain, are all down, restart in turn, are very many.
 
-use super::Scenario;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::load::{Load, LoadPlan, Sent};
+use super::stand::{Folder, Gateway, POOL, Stand, eventually};
+use super::{FaultError, Recovery, Scenario, Seen};
+use crate::engine::EngineConfig;
+use crate::envoy::write_atomically;
+use crate::envoy_config::PoolConfig;
+use crate::fleet::Fleet;
+
+mod crowd;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    Vec::new()
+    let mut scenarios = vec![
+        Scenario::new(PART, "removed, restarted and back at its address", |stand| {
+            Box::pin(removed(stand))
+        }),
+        Scenario::new(PART, "draining", |stand| Box::pin(draining(stand))),
+        Scenario::new(PART, "all down, then all back", |stand| Box::pin(all_down(stand))),
+        Scenario::new(PART, "restarted in turn", |stand| Box::pin(rolling(stand))).in_short_form(),
+    ];
+    scenarios.extend(crowd::scenarios());
+    scenarios
 }
+
+async fn removed(stand: &Stand) -> Result<Seen, FaultError> {
+    let mut set = EndpointSet::start(stand, 4).await?;
+    let plan = LoadPlan {
+        streams_every: u64::MAX,
+        ..LoadPlan::default()
+    };
+    let load = Load::start(&set.gateway, plan);
+    tokio::time::sleep(WARM_UP).await;
+    let address = set.fleet.replicas[1].address();
+    let gone_at = load.elapsed();
+    set.announce(|number| (number != 1).then_some("HEALTHY"))?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    set.fleet.replicas[1].restart().await?;
+    let posts = set.fleet.replicas[1].posts_received();
+    let back_at = load.elapsed();
+    set.announce(|_| Some("HEALTHY"))?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let posts = set.fleet.replicas[1].posts_received() - posts;
+    let sent = load.stop().await;
+
+    let chosen = |sent: &&Sent| sent.host.as_deref() == Some(&address.to_string());
+    let while_gone = |sent: &&Sent| sent.at > gone_at && sent.at < back_at;
+    let last = sent
+        .iter()
+        .filter(chosen)
+        .filter(while_gone)
+        .map(|sent| sent.at)
+        .max();
+    let false_claims = sent
+        .iter()
+        .filter(chosen)
+        .filter(|sent| sent.at > back_at && sent.matched_bytes > Some(0) && sent.cached_tokens == Some(0))
+        .count();
+    let mut seen = Seen::of(sent);
+    if stand.is_filtered() {
+        seen.check(
+            false_claims == 0,
+            format!("{false_claims} requests sent to it for what it had lost"),
+        );
+        seen.note = format!("{posts} requests went to it once it was back");
+        seen.recovery = Some(Recovery {
+            until: "it was chosen no more after it left",
+            took: Some(last.unwrap_or(gone_at) - gone_at),
+            within: Some(DISCOVERY + Duration::from_secs(1)),
+        });
+    }
+    Ok(seen)
+}
+
+async fn draining(stand: &Stand) -> Result<Seen, FaultError> {
+    let set = EndpointSet::start(stand, 4).await?;
+    let load = Load::start(&set.gateway, LoadPlan::default());
+    tokio::time::sleep(WARM_UP).await;
+    let victim = &set.fleet.replicas[1];
+    let drained_at = load.elapsed();
+    set.announce(|number| Some(if number == 1 { "DRAINING" } else { "HEALTHY" }))?;
+    let (mut posts, mut last) = (victim.posts_received(), Duration::ZERO);
+    while load.elapsed() < drained_at + Duration::from_secs(4) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now = victim.posts_received();
+        if now > posts {
+            (posts, last) = (now, load.elapsed() - drained_at);
+        }
+    }
+    let mut seen = Seen::of(load.stop().await);
+    seen.recovery = stand.is_filtered().then_some(Recovery {
+        until: "nothing was sent to it any more",
+        took: Some(last),
+        within: Some(DISCOVERY + Duration::from_secs(1)),
+    });
+    Ok(seen)
+}
+
+async fn all_down(stand: &Stand) -> Result<Seen, FaultError> {
+    let mut set = EndpointSet::start(stand, 4).await?;
+    let load = Load::start(&set.gateway, LoadPlan::default());
+    tokio::time::sleep(WARM_UP).await;
+    let down_at = load.elapsed();
+    for replica in &mut set.fleet.replicas {
+        replica.stop().await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for replica in &mut set.fleet.replicas {
+        replica.restart().await?;
+    }
+    let up_at = load.elapsed();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut sent = load.stop().await;
+    let lost = |sent: &Sent| sent.at + sent.took >= down_at && sent.at <= up_at && sent.has_failed();
+    let count = sent.iter().filter(|sent| lost(sent)).count();
+    for sent in &mut sent {
+        // Nobody could have served it.
+        sent.is_lost_with_engine = lost(sent);
+    }
+    let answered = sent.iter().filter(|sent| sent.at > up_at && !sent.has_failed());
+    let first = answered.map(|sent| sent.at + sent.took - up_at).min();
+    let mut seen = Seen::of(sent);
+    seen.check(count > 50, format!("{count} requests failed while all were down"));
+    seen.note = format!("{count} requests failed while all were down");
+    seen.recovery = stand.is_filtered().then_some(Recovery {
+        until: "requests were answered again",
+        took: first,
+        within: Some(Duration::from_secs(1)),
+    });
+    Ok(seen)
+}
+
+/// As an orchestrator rolls out a new version: out of the endpoints, time to finish what runs, a new process, in again.
+async fn rolling(stand: &Stand) -> Result<Seen, FaultError> {
+    let replicas = if stand.is_short { 3 } else { 5 };
+    let mut set = EndpointSet::start(stand, replicas).await?;
+    let load = Load::start(&set.gateway, LoadPlan::default());
+    tokio::time::sleep(stand.long_or_short(WARM_UP, Duration::from_millis(500))).await;
+    for turn in 0..replicas {
+        set.announce(|number| (number != turn).then_some("HEALTHY"))?;
+        tokio::time::sleep(stand.long_or_short(Duration::from_millis(700), Duration::from_millis(400))).await;
+        let victim = &set.fleet.replicas[turn];
+        eventually("what runs on it ends", async || Ok(victim.queue() == (0, 0))).await?;
+        // Answers that are complete may still be on their way.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        set.fleet.replicas[turn].restart().await?;
+        set.announce(|_| Some("HEALTHY"))?;
+        tokio::time::sleep(stand.long_or_short(Duration::from_millis(600), Duration::from_millis(300))).await;
+    }
+    let mut seen = Seen::of(load.stop().await);
+    let failed = seen.sent.iter().filter(|sent| sent.has_failed()).count();
+    if stand.is_filtered() {
+        seen.check(failed == 0, format!("{failed} requests failed"));
+    }
+    seen.note = format!("{replicas} engines");
+    Ok(seen)
+}
+
+/// A fleet whose endpoints Envoy reads from a file.
+struct EndpointSet {
+    fleet: Fleet,
+    gateway: Gateway,
+    pool: PoolConfig,
+    /// Kept until the end, since the file is in it.
+    _folder: Folder,
+}
+
+impl EndpointSet {
+    async fn start(stand: &Stand, replicas: usize) -> Result<Self, FaultError> {
+        let fleet = stand.fleet(replicas, EngineConfig::default()).await?;
+        let folder = Folder::new()?;
+        let mut pool = PoolConfig::new(POOL, Vec::new());
+        let path = folder.file("endpoints.json");
+        write_atomically(&path, &pool.endpoints_file(&fleet.addresses()))?;
+        pool.eds_path = Some(path);
+        let config = stand.config(pool.clone(), &stand.settings());
+        let gateway = stand.ready(&config, replicas).await?;
+        Ok(Self {
+            fleet,
+            gateway,
+            pool,
+            _folder: folder,
+        })
+    }
+
+    /// Tells Envoy of the replicas, each by its number with the health given, or not at all.
+    fn announce(&self, health: impl Fn(usize) -> Option<&'static str>) -> Result<(), FaultError> {
+        let addresses = self.fleet.addresses();
+        let told: Vec<(SocketAddr, &str)> = addresses
+            .into_iter()
+            .enumerate()
+            .filter_map(|(number, address)| Some((address, health(number)?)))
+            .collect();
+        let addresses: Vec<SocketAddr> = told.iter().map(|told| told.0).collect();
+        let mut file: Value =
+            serde_json::from_str(&self.pool.endpoints_file(&addresses)).map_err(std::io::Error::from)?;
+        for (number, (_, status)) in told.iter().enumerate() {
+            file["resources"][0]["endpoints"][0]["lb_endpoints"][number]["health_status"] = json!(status);
+        }
+        if let Some(path) = &self.pool.eds_path {
+            write_atomically(path, &file.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+const PART: &str = "endpoints";
+const WARM_UP: Duration = Duration::from_secs(2);
+/// How often the companion asks for endpoints.
+const DISCOVERY: Duration = Duration::from_millis(500);

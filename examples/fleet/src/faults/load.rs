@@ -56,7 +56,8 @@ impl Load {
         let start = Instant::now();
         let is_over = Arc::new(AtomicBool::new(false));
         let sent = Arc::new(Mutex::new(Vec::new()));
-        let client = Client::new().with_deadline(plan.deadline);
+        // Longer than the plan's, so that what takes too long always ends as hung.
+        let client = Client::new().with_deadline(2 * plan.deadline);
         let (over, list, url) = (Arc::clone(&is_over), Arc::clone(&sent), gateway.chat_url());
         let sender = tokio::spawn(async move {
             let mut requests = JoinSet::new();
@@ -122,6 +123,10 @@ pub struct Sent {
     pub host: Option<String>,
     /// Why.
     pub reason: Option<String>,
+    /// Bytes of the prompt that the filter believed to be cached there.
+    pub matched_bytes: Option<u64>,
+    /// Tokens of the prompt that the engine found in its cache, where the answer told.
+    pub cached_tokens: Option<u64>,
     /// Whether the engine it was on took it with it, so that neither Envoy could have saved it.
     pub is_lost_with_engine: bool,
 }
@@ -138,6 +143,8 @@ impl Sent {
             replica: None,
             host: None,
             reason: None,
+            matched_bytes: None,
+            cached_tokens: None,
             is_lost_with_engine: false,
         }
     }
@@ -224,6 +231,8 @@ async fn exchange(client: &Client, url: &str, body: String, is_stream: bool, sen
     sent.replica = header("x-replica");
     sent.host = header("x-warmroute-host");
     sent.reason = header("x-warmroute-reason");
+    let matched = header("x-warmroute-matched");
+    sent.matched_bytes = matched.and_then(|matched| matched.split('/').next()?.trim().parse().ok());
     let status = response.status().as_u16();
     let body = match response.into_body().collect().await {
         Ok(body) => body.to_bytes(),
@@ -236,7 +245,9 @@ async fn exchange(client: &Client, url: &str, body: String, is_stream: bool, sen
     let is_whole = if is_stream {
         text.trim_end().ends_with("data: [DONE]")
     } else {
-        serde_json::from_slice::<serde_json::Value>(&body).is_ok_and(|answer| answer["choices"].is_array())
+        let answer: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        sent.cached_tokens = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        answer["choices"].is_array()
     };
     if is_whole {
         End::Whole

@@ -233,6 +233,17 @@ impl Gateway {
         Ok(self.stats().await?.get(name).copied().unwrap_or(0))
     }
 
+    /// Memory that Envoy has in use, all of its threads and VMs, kB.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn resident_kb(&self) -> io::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kb = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        kb.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// Waits until a gauge of the pool has this value.
     ///
     /// # Errors

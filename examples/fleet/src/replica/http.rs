@@ -1,6 +1,7 @@
 //! One HTTP request to a replica → its answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -13,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::admin;
 use super::reply::{Cut, Listener, ReplyBody, TokenStream};
-use super::{Fault, RequestRecord, Shared, unix_now};
+use super::{Fault, OddMetrics, RequestRecord, Shared, unix_now};
 use crate::api::{self, AnswerWriter, Endpoint, GenerationRequest, Usage};
 use crate::engine::{Prompt, Refusal};
 use crate::metrics_text::MetricsView;
@@ -61,6 +62,7 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
             None => match parsed {
                 None => error(StatusCode::NOT_FOUND, "NotFoundError", "no such endpoint"),
                 Some(Err(wrong)) => error(StatusCode::BAD_REQUEST, "BadRequestError", &wrong.to_string()),
+                Some(Ok(request)) if is_cut(&shared) && !request.stream => return Err("made to cut".into()),
                 Some(Ok(request)) => serve(&shared, request).await,
             },
         }
@@ -85,11 +87,7 @@ async fn get(shared: &Arc<Shared>, path: &str) -> Reply {
             shared.lock().metrics_reads += 1;
             match suffer(&shared.metrics_fault).await? {
                 Some(status) => error(status, "InternalServerError", "made to fail"),
-                None => whole(
-                    StatusCode::OK,
-                    "text/plain; version=0.0.4; charset=utf-8",
-                    metrics(shared),
-                ),
+                None => shown_metrics(shared),
             }
         }
         "/health" => match suffer(&shared.health_fault).await? {
@@ -117,6 +115,16 @@ async fn get(shared: &Arc<Shared>, path: &str) -> Reply {
         // `/server_info`, `/model_info`, `/v1/loads` and the like of other engines are not found, as in vLLM.
         _ => error(StatusCode::NOT_FOUND, "NotFoundError", "no such endpoint"),
     })
+}
+
+fn shown_metrics(shared: &Shared) -> Response<ReplyBody> {
+    let odd = shared.lock().odd_metrics.clone();
+    let content_type = "text/plain; version=0.0.4; charset=utf-8";
+    match odd {
+        None => whole(StatusCode::OK, content_type, metrics(shared)),
+        Some(OddMetrics::Text(text)) => whole(StatusCode::OK, content_type, text),
+        Some(OddMetrics::Drip) => Response::new(ReplyBody::Drip(tokio::time::interval(DRIP))),
+    }
 }
 
 fn metrics(shared: &Shared) -> Bytes {
@@ -192,7 +200,7 @@ async fn generate(shared: &Arc<Shared>, request: GenerationRequest) -> Response<
         created_cache_tokens: prompt_tokens / block_tokens.max(1) * block_tokens,
         ..Usage::default()
     };
-    let mut stream = TokenStream::new(events, writer, usage, listener);
+    let mut stream = TokenStream::new(events, writer, usage, listener, is_cut(shared));
     if request.stream {
         let mut response = Response::new(ReplyBody::Tokens(stream));
         set(
@@ -225,7 +233,7 @@ async fn suffer(fault: &watch::Sender<Fault>) -> Result<Option<StatusCode>, Cut>
     loop {
         let now = *changes.borrow_and_update();
         match now {
-            Fault::None => return Ok(None),
+            Fault::None | Fault::Cut => return Ok(None),
             Fault::Status(status) => {
                 return Ok(Some(
                     StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
@@ -235,6 +243,11 @@ async fn suffer(fault: &watch::Sender<Fault>) -> Result<Option<StatusCode>, Cut>
             Fault::Hang => changes.changed().await?,
         }
     }
+}
+
+/// Whether answers break off after their first token.
+fn is_cut(shared: &Shared) -> bool {
+    *shared.fault.borrow() == Fault::Cut
 }
 
 /// A request body as it was received.
@@ -309,5 +322,7 @@ fn named_headers(headers: &HeaderMap) -> Vec<(String, String)> {
         .collect()
 }
 
+/// How often a drop of what never ends falls.
+const DRIP: Duration = Duration::from_millis(20);
 /// Bytes of a body that are kept; what lies beyond is hashed, counted and refused.
 const MAX_BODY_BYTES: usize = 64 << 20;

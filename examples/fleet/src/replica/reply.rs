@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::sync::mpsc;
+use tokio::time::Interval;
 
 use super::Shared;
 use crate::api::{AnswerWriter, Usage};
@@ -22,6 +23,8 @@ pub(super) enum ReplyBody {
     Whole(Option<Bytes>),
     /// Server-sent events as the engine produces tokens.
     Tokens(TokenStream),
+    /// A comment of the metrics format that never ends.
+    Drip(Interval),
 }
 
 impl Body for ReplyBody {
@@ -40,6 +43,10 @@ impl Body for ReplyBody {
                     .map(|bytes| Ok(Frame::data(bytes))),
             ),
             Self::Tokens(stream) => stream.poll_frame(context),
+            Self::Drip(interval) => {
+                ready!(interval.poll_tick(context));
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"# drop\n")))))
+            }
         }
     }
 
@@ -52,7 +59,7 @@ impl Body for ReplyBody {
             Self::Whole(bytes) => {
                 hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Self::Tokens(_) => hyper::body::SizeHint::default(),
+            Self::Tokens(_) | Self::Drip(_) => hyper::body::SizeHint::default(),
         }
     }
 }
@@ -64,6 +71,8 @@ pub(super) struct TokenStream {
     usage: Usage,
     opened: bool,
     ended: bool,
+    /// Whether it breaks off after its first token.
+    is_cut: bool,
     _listener: Listener,
 }
 
@@ -73,6 +82,7 @@ impl TokenStream {
         writer: AnswerWriter,
         usage: Usage,
         listener: Listener,
+        is_cut: bool,
     ) -> Self {
         Self {
             events,
@@ -80,6 +90,7 @@ impl TokenStream {
             usage,
             opened: false,
             ended: false,
+            is_cut,
             _listener: listener,
         }
     }
@@ -102,6 +113,9 @@ impl TokenStream {
             if !opening.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(opening))));
             }
+        }
+        if self.is_cut && self.usage.completion_tokens > 0 {
+            return Poll::Ready(Some(Err("made to cut".into())));
         }
         loop {
             let Some(event) = ready!(self.events.poll_recv(context)) else {

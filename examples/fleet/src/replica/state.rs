@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokio::sync::mpsc;
 
-use super::{MetricOverrides, RequestRecord, VecDeque, unix_now};
+use super::{MetricOverrides, OddMetrics, RequestRecord, VecDeque, unix_now};
 use crate::engine::{Engine, EngineEvent, EngineModel, EventKind, RequestId};
 
 /// The state behind a replica's lock.
@@ -16,6 +16,7 @@ pub(super) struct State {
     pub(super) listeners: HashMap<RequestId, mpsc::UnboundedSender<EngineEvent>>,
     pub(super) started_s: f64,
     pub(super) overrides: MetricOverrides,
+    pub(super) odd_metrics: Option<OddMetrics>,
     pub(super) adapters: Vec<String>,
     pub(super) records: VecDeque<RequestRecord>,
     pub(super) posts: u64,
@@ -30,6 +31,7 @@ impl State {
             listeners: HashMap::new(),
             started_s: unix_now().as_secs_f64(),
             overrides: MetricOverrides::default(),
+            odd_metrics: None,
             adapters: Vec::new(),
             records: VecDeque::new(),
             posts: 0,
