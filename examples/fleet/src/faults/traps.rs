@@ -4,7 +4,7 @@
 //! everything, so every stream in flight is one of the VM that dies.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,7 +21,7 @@ use crate::engine::EngineConfig;
 use crate::envoy::write_atomically;
 use crate::envoy_config::EnvoyConfig;
 use crate::fleet::Fleet;
-use crate::patched::{Act, Counted, When, counted};
+use crate::patched::{Act, Counted, When, another_build, counted};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     let scenario = |&callback: &Callback, policies| {
@@ -80,7 +80,7 @@ async fn trap(stand: &Stand, callback: Callback) -> Result<Seen, FaultError> {
     let streams = trial.open_streams().await?;
     let start = Instant::now();
     if callback.is_called != Called::ByRequests {
-        trial.push(true).await?;
+        trial.push(&trial.trapping, 3001).await?;
     }
     let mut probes = Vec::new();
     let mut trapped = None;
@@ -115,7 +115,23 @@ async fn trap(stand: &Stand, callback: Callback) -> Result<Seen, FaultError> {
             later.len(),
             undecided - refused,
         );
-        trial.revive(&mut seen).await?;
+        let decided = later.iter().find(|probe| probe.reason.is_some());
+        let trapped_at = trapped
+            .and_then(|at| probes.get(at))
+            .map_or(Duration::ZERO, |probe| probe.at);
+        match decided {
+            Some(_) if callback.is_called == Called::ByAnotherModule => {
+                seen.note.push_str("; the module before it goes on");
+            }
+            Some(probe) => {
+                seen.recovery = Some(Recovery {
+                    until: "the filter decided again by itself",
+                    took: Some(probe.at + probe.took - trapped_at),
+                    within: None,
+                });
+            }
+            None => trial.revive(&mut seen).await?,
+        }
     }
     seen.sent.extend(probes);
     Ok(seen)
@@ -131,7 +147,7 @@ struct Trial {
     config: EnvoyConfig,
     lds: PathBuf,
     trapping: PathBuf,
-    _folder: Folder,
+    folder: Folder,
 }
 
 impl Trial {
@@ -149,14 +165,16 @@ impl Trial {
         config.lds_path = Some(lds.clone());
         if stand.is_filtered() {
             let is_at_once = callback.is_called == Called::ByAnotherModule;
+            let (calls_of, count) = match callback.is_called {
+                // The first request after the streams began is the one too many.
+                Called::ByRequests => (REQUEST_HEADERS, STREAMS as u32),
+                Called::ByPush => (REQUEST_HEADERS, STREAMS as u32 - 1),
+                Called::ByAnotherModule => (callback.export, 0),
+            };
             let patch = Counted {
                 export: callback.export,
-                calls_of: if is_at_once {
-                    callback.export
-                } else {
-                    REQUEST_HEADERS
-                },
-                when: When::Above(if is_at_once { 0 } else { STREAMS as u32 }),
+                calls_of,
+                when: When::Above(count),
                 act: Act::Trap,
             };
             fs::write(&trapping, counted(&stand.wasm, &[patch])?)?;
@@ -179,7 +197,7 @@ impl Trial {
             config,
             lds,
             trapping,
-            _folder: folder,
+            folder,
         })
     }
 
@@ -208,9 +226,8 @@ impl Trial {
         Ok(streams)
     }
 
-    /// Pushes a configuration that differs from the last, with the module that traps or the one that was there, and waits
-    /// until Envoy has read it.
-    async fn push(&self, traps: bool) -> Result<(), FaultError> {
+    /// Pushes a configuration that differs from the last by an age, with this module, and waits until Envoy has read it.
+    async fn push(&self, wasm: &Path, fresh_ms: u32) -> Result<(), FaultError> {
         let pushes = async || {
             let stats = self.gateway.process.stats(PUSHES).await?;
             Ok::<_, FaultError>(stats.values().sum::<u64>())
@@ -219,11 +236,9 @@ impl Trial {
         let mut config = self.config.clone();
         if let Some(plugin) = &mut config.plugin {
             let mut settings = self.stand.settings();
-            settings["table_fresh_ms"] = json!(if traps { 3001 } else { 3002 });
+            settings["table_fresh_ms"] = json!(fresh_ms);
             plugin.json = settings.to_string();
-            if traps && self.stand.is_filtered() {
-                plugin.wasm.clone_from(&self.trapping);
-            }
+            wasm.clone_into(&mut plugin.wasm);
         }
         write_atomically(&self.lds, &self.stand.sided(&config).listeners_file())?;
         eventually("the config is read", async || Ok(pushes().await? > before))
@@ -271,25 +286,34 @@ impl Trial {
         log.contains("RuntimeError: unreachable") && log.contains(self.callback.export)
     }
 
-    /// Whether and when the filter decides again: by itself, else by a push.
+    /// When the filter decides again after a push.
     async fn revive(&self, seen: &mut Seen) -> Result<(), FaultError> {
-        let start = Instant::now();
-        if self.decides(start, 1).await {
-            seen.note.push_str("; the filter decides again by itself");
-            return Ok(());
+        let same = self.config.plugin.as_ref().map(|plugin| plugin.wasm.clone());
+        let other = self.folder.file("other.wasm");
+        fs::write(&other, another_build(&self.stand.wasm, "other")?)?;
+        let pushes = [
+            (
+                same.unwrap_or_default(),
+                "the filter decided again after a config push",
+            ),
+            (
+                other,
+                "the filter decided again after a push of another build, since one of the same was refused",
+            ),
+        ];
+        for (wasm, until) in pushes {
+            self.push(&wasm, 3002).await?;
+            let pushed = Instant::now();
+            if self.decides(pushed, REVIVAL_PROBES).await {
+                seen.recovery = Some(Recovery {
+                    until,
+                    took: Some(pushed.elapsed()),
+                    within: None,
+                });
+                return Ok(());
+            }
         }
-        self.push(false).await?;
-        let pushed = Instant::now();
-        if self.decides(pushed, REVIVAL_PROBES).await {
-            seen.recovery = Some(Recovery {
-                until: "the filter decided again after a config push",
-                took: Some(pushed.elapsed()),
-                within: None,
-            });
-        } else {
-            seen.note
-                .push_str("; a config push does not bring the filter back");
-        }
+        seen.check(false, "no config push brings the filter back");
         Ok(())
     }
 
