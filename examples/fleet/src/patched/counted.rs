@@ -5,9 +5,11 @@
 use std::fs;
 use std::path::Path;
 
+use wasmparser::{Parser, Payload, TypeRef};
+
 use super::{
-    BR_IF, CODE_SECTION, END, HEADER_BYTES, I64, I64_CONST, I64_NE, I64_SUB, LOOP, NO_RESULT, PatchError,
-    own_function, put_signed, put_size, put_sized, sections, take_size, with_body,
+    BR_IF, CODE_SECTION, END, HEADER_BYTES, I64, I64_CONST, LOOP, NO_RESULT, PatchError, own_function,
+    put_signed, put_size, put_sized, sections, take_size, with_body,
 };
 
 /// One function that breaks.
@@ -39,8 +41,8 @@ pub enum When {
 pub enum Act {
     /// It traps.
     Trap,
-    /// It counts to this number first.
-    Stall(u64),
+    /// It looks at the clock for so many milliseconds first.
+    Stall(u32),
 }
 
 /// The module at `from` with all of these patches; of several on one function the first acts first.
@@ -59,9 +61,11 @@ pub fn counted(from: &Path, patches: &[Counted<'_>]) -> Result<Vec<u8>, PatchErr
     let mut code = section(CODE_SECTION).ok_or(PatchError::Malformed)?;
     for patch in patches.iter().rev() {
         let counter = add_global(&mut globals, &[I32, MUTABLE, I32_CONST, 0, END])?;
-        let left = add_global(&mut globals, &[I64, MUTABLE, I64_CONST, 0, END])?;
+        let until = add_global(&mut globals, &[I64, MUTABLE, I64_CONST, 0, END])?;
         let (breaks, _) = own_function(&bytes, patch.export)?;
-        code = with_body(&code, breaks, |body| preceded(body, &patch.code(counter, left)))?;
+        let clock = imported_function(&bytes, CLOCK)?;
+        let breaking = patch.code(counter, until, clock);
+        code = with_body(&code, breaks, |body| preceded(body, &breaking))?;
         let (counts, _) = own_function(&bytes, patch.calls_of)?;
         code = with_body(&code, counts, |body| preceded(body, &count(counter)))?;
     }
@@ -82,28 +86,28 @@ pub fn counted(from: &Path, patches: &[Counted<'_>]) -> Result<Vec<u8>, PatchErr
 
 impl Counted<'_> {
     /// Breaks if the count says so.
-    fn code(&self, counter: usize, left: usize) -> Vec<u8> {
+    fn code(&self, counter: usize, until: usize, clock: usize) -> Vec<u8> {
         let (compare, count) = match self.when {
             When::Above(count) => (I32_GT_U, count),
             When::At(count) => (I32_EQ, count),
             When::Below(count) => (I32_LT_U, count),
         };
-        let mut code = with_global(GLOBAL_GET, counter);
+        let mut code = with_number(GLOBAL_GET, counter);
         code.push(I32_CONST);
         put_signed(&mut code, count.into());
         code.extend_from_slice(&[compare, IF, NO_RESULT]);
         match self.act {
             Act::Trap => code.push(UNREACHABLE),
-            Act::Stall(rounds) => {
+            Act::Stall(ms) => {
+                code.extend(now(clock));
                 code.push(I64_CONST);
-                put_signed(&mut code, rounds);
-                code.extend(with_global(GLOBAL_SET, left));
+                put_signed(&mut code, u64::from(ms) * 1_000_000);
+                code.push(I64_ADD);
+                code.extend(with_number(GLOBAL_SET, until));
                 code.extend_from_slice(&[LOOP, NO_RESULT]);
-                code.extend(with_global(GLOBAL_GET, left));
-                code.extend_from_slice(&[I64_CONST, 1, I64_SUB]);
-                code.extend(with_global(GLOBAL_SET, left));
-                code.extend(with_global(GLOBAL_GET, left));
-                code.extend_from_slice(&[I64_CONST, 0, I64_NE, BR_IF, 0, END]);
+                code.extend(now(clock));
+                code.extend(with_number(GLOBAL_GET, until));
+                code.extend_from_slice(&[I64_LT_U, BR_IF, 0, END]);
             }
         }
         code.push(END);
@@ -111,16 +115,24 @@ impl Counted<'_> {
     }
 }
 
-fn count(counter: usize) -> Vec<u8> {
-    let mut code = with_global(GLOBAL_GET, counter);
-    code.extend_from_slice(&[I32_CONST, 1, I32_ADD]);
-    code.extend(with_global(GLOBAL_SET, counter));
+/// The time in nanoseconds, by way of eight bytes at the far end of the stack, which nothing reaches.
+fn now(clock: usize) -> Vec<u8> {
+    let mut code = vec![I32_CONST, SCRATCH];
+    code.extend(with_number(CALL, clock));
+    code.extend_from_slice(&[DROP, I32_CONST, SCRATCH, I64_LOAD, 3, 0]);
     code
 }
 
-fn with_global(instruction: u8, global: usize) -> Vec<u8> {
+fn count(counter: usize) -> Vec<u8> {
+    let mut code = with_number(GLOBAL_GET, counter);
+    code.extend_from_slice(&[I32_CONST, 1, I32_ADD]);
+    code.extend(with_number(GLOBAL_SET, counter));
+    code
+}
+
+fn with_number(instruction: u8, number: usize) -> Vec<u8> {
     let mut code = vec![instruction];
-    put_size(&mut code, global);
+    put_size(&mut code, number);
     code
 }
 
@@ -136,6 +148,23 @@ fn add_global(section: &mut Vec<u8>, global: &[u8]) -> Result<usize, PatchError>
     Ok(count)
 }
 
+/// Number of a function that the host provides.
+fn imported_function(bytes: &[u8], name: &str) -> Result<usize, PatchError> {
+    let mut number = 0;
+    for payload in Parser::new(0).parse_all(bytes) {
+        if let Payload::ImportSection(section) = payload? {
+            for import in section.into_imports() {
+                let import = import?;
+                if import.name == name {
+                    return Ok(number);
+                }
+                number += usize::from(matches!(import.ty, TypeRef::Func(_)));
+            }
+        }
+    }
+    Err(PatchError::NoFunction(name.to_owned()))
+}
+
 /// A function's body with code before its own.
 fn preceded(body: &[u8], code: &[u8]) -> Result<Vec<u8>, PatchError> {
     let mut rest = body;
@@ -148,6 +177,8 @@ fn preceded(body: &[u8], code: &[u8]) -> Result<Vec<u8>, PatchError> {
     Ok([declarations, code, own].concat())
 }
 
+const CLOCK: &str = "proxy_get_current_time_nanoseconds";
+const SCRATCH: u8 = 16;
 const GLOBAL_SECTION: u8 = 6;
 const I32: u8 = 0x7f;
 const MUTABLE: u8 = 1;
@@ -156,6 +187,11 @@ const IF: u8 = 0x04;
 const GLOBAL_GET: u8 = 0x23;
 const GLOBAL_SET: u8 = 0x24;
 const I32_CONST: u8 = 0x41;
+const CALL: u8 = 0x10;
+const DROP: u8 = 0x1a;
+const I64_LOAD: u8 = 0x29;
+const I64_LT_U: u8 = 0x54;
+const I64_ADD: u8 = 0x7c;
 const I32_EQ: u8 = 0x46;
 const I32_LT_U: u8 = 0x49;
 const I32_GT_U: u8 = 0x4b;
@@ -165,7 +201,6 @@ const I32_ADD: u8 = 0x6a;
 mod tests {
     use super::*;
     use crate::wasm::build_wasm;
-    use wasmparser::{Parser, Payload};
 
     #[test]
     fn a_counted_module_has_two_more_globals_a_patch_and_code_that_parses() {
@@ -178,7 +213,7 @@ mod tests {
         };
         let patches = [
             patch("proxy_on_request_headers", Act::Trap),
-            patch("proxy_on_tick", Act::Stall(1 << 40)),
+            patch("proxy_on_tick", Act::Stall(3000)),
         ];
         let globals = |bytes: &[u8]| {
             let mut globals = 0;
