@@ -321,7 +321,8 @@ impl Fleet {
         let Some(published_ms) = self.published_ms else {
             return Freshness::NoTable;
         };
-        let age_ms = now_ms.saturating_sub(published_ms);
+        // A table from the future was written before the clock jumped back, or by somebody else.
+        let age_ms = now_ms.abs_diff(published_ms);
         if age_ms > self.settings.gone_ms {
             Freshness::NoTable
         } else if age_ms > self.settings.fresh_ms || self.samples_are_old(now_ms) {
@@ -476,7 +477,7 @@ impl Fleet {
 
     fn samples_are_old(&self, now_ms: u64) -> bool {
         // Nothing was ever scraped where the operator turned scraping off: then there is nothing to be stale.
-        self.newest_sample_ms != 0 && now_ms.saturating_sub(self.newest_sample_ms) > self.settings.fresh_ms
+        self.newest_sample_ms != 0 && now_ms.abs_diff(self.newest_sample_ms) > self.settings.fresh_ms
     }
 
     fn position(&self, slot: Slot, epoch: u32) -> Option<usize> {

@@ -56,6 +56,9 @@ pub enum LeaseStep {
     /// Write this lease with the cas of the one that was read (create it if there was none). If the write succeeds,
     /// run the companion; if it fails, somebody else was faster: follow.
     Hold(Lease),
+    /// The same, but another one held it last: whatever this one knows is older than what was published, so it begins
+    /// anew with that.
+    TakeOver(Lease),
     /// Another holds it.
     Follow,
 }
@@ -85,10 +88,23 @@ pub fn step(current: Option<&Lease>, me: &Contender, now_ms: u64) -> LeaseStep {
     let Some(current) = current else {
         return LeaseStep::Hold(mine);
     };
-    if current.holder == me.id || current.is_stale(now_ms) || mine.outranks(current) {
+    if current.holder == me.id {
         return LeaseStep::Hold(mine);
     }
+    if current.is_stale(now_ms) || mine.outranks(current) {
+        return LeaseStep::TakeOver(mine);
+    }
     LeaseStep::Follow
+}
+
+/// How long a follower or holder waits until it looks again, ms: a heartbeat, less where the lease it follows may be
+/// stale before.
+pub fn wait_ms(current: Option<&Lease>, now_ms: u64) -> u64 {
+    let stale_in_ms = current.map(|lease| {
+        let stale_ms = lease.heartbeat_ms.saturating_add(LEASE_TTL_MS + 1);
+        stale_ms.saturating_sub(now_ms).max(1)
+    });
+    stale_in_ms.map_or(LEASE_HEARTBEAT_MS, |wait_ms| wait_ms.min(LEASE_HEARTBEAT_MS))
 }
 
 impl Lease {
@@ -318,7 +334,7 @@ mod tests {
         assert_eq!(step(Some(&held), &me, NOW_MS + LEASE_TTL_MS), LeaseStep::Follow);
         assert_eq!(
             step(Some(&held), &me, NOW_MS + LEASE_TTL_MS + 1),
-            LeaseStep::Hold(lease_of(&me, NOW_MS + LEASE_TTL_MS + 1))
+            LeaseStep::TakeOver(lease_of(&me, NOW_MS + LEASE_TTL_MS + 1))
         );
     }
 
@@ -375,6 +391,48 @@ mod tests {
         }
     }
 
+    /// The service stalled, a filter took over and published meanwhile: what the service remembers must not come back.
+    #[test]
+    fn a_holder_that_was_replaced_begins_anew_and_one_that_was_not_goes_on() {
+        let service = contender(1, Priority::Service);
+        let meanwhile = lease_of(&contender(2, Priority::Serving), NOW_MS);
+        let mine = lease_of(&service, NOW_MS + 1);
+        assert_eq!(
+            step(Some(&meanwhile), &service, NOW_MS + 1),
+            LeaseStep::TakeOver(mine)
+        );
+        assert_eq!(
+            step(Some(&lease_of(&service, NOW_MS)), &service, NOW_MS + 1),
+            LeaseStep::Hold(mine)
+        );
+    }
+
+    /// A root looks at ticks of 100 ms, when its wait is over.
+    #[test]
+    fn a_dead_holder_is_replaced_within_a_tick_of_its_time_whenever_others_looked_last() {
+        let held = lease_of(&contender(1, Priority::Service), NOW_MS);
+        let me = contender(2, Priority::Serving);
+        for phase_ms in 0..LEASE_HEARTBEAT_MS {
+            let (mut now_ms, mut looks_ms) = (NOW_MS + phase_ms, NOW_MS + phase_ms);
+            let taken_ms = loop {
+                if now_ms >= looks_ms {
+                    if step(Some(&held), &me, now_ms) != LeaseStep::Follow {
+                        break now_ms;
+                    }
+                    looks_ms = now_ms + wait_ms(Some(&held), now_ms);
+                }
+                now_ms += 100;
+            };
+            assert!(taken_ms - NOW_MS <= LEASE_TTL_MS + 101, "{}", taken_ms - NOW_MS);
+        }
+        assert_eq!(wait_ms(None, NOW_MS), LEASE_HEARTBEAT_MS);
+        assert_eq!(
+            wait_ms(Some(&lease_of(&me, u64::MAX)), NOW_MS),
+            LEASE_HEARTBEAT_MS
+        );
+        assert_eq!(wait_ms(Some(&lease_of(&me, 0)), NOW_MS), 1);
+    }
+
     /// Five roots tick over shared data with cas semantics: the idle one ends up holding, one holder at a time.
     #[test]
     fn contenders_settle_on_the_best_and_take_over_when_it_dies() {
@@ -386,9 +444,11 @@ mod tests {
             let now_ms = NOW_MS + tick * LEASE_HEARTBEAT_MS;
             for root in &roots {
                 let dead = root.id == 3 && tick >= 20;
-                if !dead && let LeaseStep::Hold(lease) = step(stored.as_ref(), root, now_ms) {
-                    stored = Some(lease);
-                }
+                let taken = match step(stored.as_ref(), root, now_ms) {
+                    LeaseStep::Hold(lease) | LeaseStep::TakeOver(lease) => Some(lease),
+                    LeaseStep::Follow => None,
+                };
+                stored = taken.filter(|_| !dead).or(stored);
             }
             holders.push(stored.unwrap().holder);
         }

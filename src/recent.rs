@@ -157,10 +157,13 @@ impl RecentPrefixes {
             entry.uses.count(now);
             return entry.uses.judge(limits);
         }
-        if let Some(oldest) = bucket
-            .iter_mut()
-            .min_by_key(|e| if e.uses.sixteenths() == 0 { 0 } else { e.uses.last })
-        {
+        if let Some(oldest) = bucket.iter_mut().min_by_key(|e| {
+            if e.uses.sixteenths() == 0 {
+                0
+            } else {
+                !now.wrapping_sub(e.uses.last)
+            }
+        }) {
             *oldest = Entry {
                 key: key.hash.0,
                 uses: Uses {
@@ -179,7 +182,8 @@ impl RecentPrefixes {
     }
 
     fn ticks(&self, now_ms: u64) -> u32 {
-        u32::try_from(now_ms.saturating_sub(self.started_ms) >> TICK_SHIFT).unwrap_or(u32::MAX)
+        let ticks = now_ms.wrapping_sub(self.started_ms) >> TICK_SHIFT;
+        u32::try_from(ticks & u64::from(u32::MAX)).unwrap_or(0)
     }
 }
 
@@ -193,7 +197,7 @@ struct Entry {
 /// Uses with a half-life of one period, all halved at the same moments.
 #[derive(Debug, Clone, Copy, Default)]
 struct Uses {
-    /// Ticks of 64 ms since the start.
+    /// Ticks of 64 ms since the start, wrapping round.
     last: u32,
     /// Sixteenths of a use, and in the top bit whether the key is hot: four entries then fill a cache line.
     packed: u32,
@@ -202,7 +206,9 @@ struct Uses {
 impl Uses {
     /// Adds a use at `now`.
     fn count(&mut self, now: u32) {
-        let periods = (now >> PERIOD_SHIFT).saturating_sub(self.last >> PERIOD_SHIFT);
+        let periods = (now >> PERIOD_SHIFT).wrapping_sub(self.last >> PERIOD_SHIFT) & PERIOD_MASK;
+        // A clock that went backwards counts as none.
+        let periods = if periods > PERIOD_MASK / 2 { 0 } else { periods };
         let kept = self.sixteenths().checked_shr(periods).unwrap_or(0);
         self.packed = (self.packed & HOT) | (kept + ONE_USE).min(!HOT);
         self.last = now;
@@ -260,10 +266,11 @@ const fn cell_of(end_bytes: u32) -> u32 {
 const WAYS: usize = 4;
 /// Keys touched for a prompt, the last key not counted.
 const MAX_ANCHORS: usize = 63;
-/// A tick is 64 ms: 32 bits hold eight years.
+/// A tick is 64 ms: 32 bits wrap after eight years.
 const TICK_SHIFT: u32 = 6;
 /// A period is 512 ticks, 32.8 s.
 const PERIOD_SHIFT: u32 = 9;
+const PERIOD_MASK: u32 = u32::MAX >> PERIOD_SHIFT;
 /// Counts are in sixteenths, so that halving does not lose small ones.
 const ONE_USE: u32 = 16;
 /// Marks a hot key in [`Uses::packed`].
@@ -316,6 +323,28 @@ mod tests {
     }
 
     const T0: u64 = 1_790_000_000_000;
+
+    #[test]
+    fn uses_go_on_fading_after_the_clock_jumped() {
+        const HOUR_MS: u64 = 3_600_000;
+        let uses_after = |jumped_ms: u64| {
+            let mut recent = recent();
+            let keys = prompt(&[(1, 512)]);
+            recent.observe(&keys, BUSY, T0);
+            for second in 0..1_000 {
+                recent.observe(&keys, BUSY, jumped_ms + 1_000 * second);
+            }
+            recent.all.sixteenths()
+        };
+        let without = uses_after(T0);
+        for jumped_ms in [T0 - HOUR_MS, T0 + HOUR_MS, T0 + 10 * 365 * 24 * HOUR_MS, 1] {
+            let with = uses_after(jumped_ms);
+            assert!(
+                with.abs_diff(without) <= 16 * ONE_USE,
+                "{with} for {without} at {jumped_ms}"
+            );
+        }
+    }
 
     #[test]
     fn entry_takes_16_bytes_and_memory_is_fixed() {

@@ -283,7 +283,7 @@ impl PrefillRate {
     ///
     /// Work and time are summed apart, so that long prompts weigh more: a short one measures the network.
     pub(super) fn learn(&mut self, tokens: u64, time_ms: u64) {
-        if tokens < MIN_RATE_TOKENS || time_ms == 0 {
+        if tokens < MIN_RATE_TOKENS || time_ms == 0 || time_ms > MAX_PREFILL_MS {
             return;
         }
         // Exact for any sum: 16 samples are remembered.
@@ -313,10 +313,11 @@ pub(super) struct Penalty {
 impl Penalty {
     /// Counts a failure. A crash that resets every stream at once counts as one.
     pub(super) fn failed(&mut self, now_ms: u64) {
-        if self.tokens > 0 && now_ms.saturating_sub(self.failed_ms) < SAME_FAILURE_MS {
+        // A clock that jumped back makes a failure old, rather than lasting until the time comes again.
+        if self.tokens > 0 && now_ms.abs_diff(self.failed_ms) < SAME_FAILURE_MS {
             return;
         }
-        if now_ms.saturating_sub(self.failed_ms) > FORGET_FAILURES_MS {
+        if now_ms.abs_diff(self.failed_ms) > FORGET_FAILURES_MS {
             self.doublings = 0;
         }
         self.tokens = FIRST_PENALTY_TOKENS << self.doublings;
@@ -336,7 +337,7 @@ impl Penalty {
         if self.tokens == 0 {
             return 0;
         }
-        let age_ms = now_ms.saturating_sub(self.failed_ms);
+        let age_ms = now_ms.abs_diff(self.failed_ms);
         let Ok(halvings) = u32::try_from(age_ms / HALF_LIFE_MS) else {
             return 0;
         };
@@ -355,6 +356,8 @@ const USUAL_TIMES: u64 = 4;
 const HICCUP_MS: u64 = 1000;
 /// Work below this says more of the network than of the engine.
 const MIN_RATE_TOKENS: u64 = 256;
+/// What seems to have taken longer was a jump of the clock.
+const MAX_PREFILL_MS: u64 = 600_000;
 /// Answers before a rate is believed.
 const MIN_RATE_SAMPLES: u32 = 8;
 /// First penalty: a prompt of middling length, so that even an idle failing host is behind a busy one.
@@ -452,6 +455,18 @@ mod tests {
         (0..100).for_each(|_| rate.learn(2000, 1000));
         let got = rate.tokens_per_s().unwrap();
         assert!(got.abs_diff(2000) <= 40, "{got}");
+    }
+
+    #[test]
+    fn a_clock_that_jumps_neither_teaches_a_rate_nor_keeps_a_penalty() {
+        let mut rate = PrefillRate::default();
+        (0..8).for_each(|_| rate.learn(5000, 1000));
+        let before = rate.tokens_per_s();
+        rate.learn(5000, 3_600_000);
+        assert_eq!(rate.tokens_per_s(), before);
+        let mut penalty = Penalty::default();
+        penalty.failed(10_000_000);
+        assert_eq!(penalty.tokens_at(10_000_000 - 3_600_000), 0);
     }
 
     #[test]

@@ -230,7 +230,7 @@ impl Fleet {
     }
 
     fn polled_of<'a>(&self, member: &'a Member, now_ms: u64) -> Option<&'a Polled> {
-        let sample_age_ms = now_ms.saturating_sub(member.polled.sampled_ms);
+        let sample_age_ms = now_ms.abs_diff(member.polled.sampled_ms);
         let fresh = member.polled.sampled_ms != 0 && sample_age_ms <= self.settings.fresh_ms;
         (fresh && self.freshness(now_ms) == Freshness::Fresh).then_some(&member.polled)
     }

@@ -9,7 +9,7 @@ use super::stats::{Counter, PoolGauges};
 use super::vm::{new_id, with_vm};
 use crate::config::PoolConfig;
 use crate::host_table::HostTable;
-use crate::lease::{Contender, LEASE_HEARTBEAT_MS, Lease, LeaseStep, Priority, step};
+use crate::lease::{Contender, LEASE_HEARTBEAT_MS, Lease, LeaseStep, Priority, step, wait_ms};
 use crate::poller::{Answer, Call, CallToken, Counters, MAX_CALLS, Poller, PollerConfig};
 use crate::shared_keys::PoolKeys;
 
@@ -20,11 +20,13 @@ pub(super) struct Companion {
     config: PollerConfig,
     contender: Contender,
     is_service: bool,
-    /// A filter that stands by for the service leaves it the first lease until then.
-    patient_until_ms: Option<u64>,
-    /// The lease and its next renewal, while this one holds it.
+    /// A filter that stands by for the service leaves it the first lease for a while from then on.
+    patient_since_ms: Option<u64>,
+    /// The lease, while this one holds it.
     held: Option<Lease>,
-    renew_at_ms: u64,
+    /// When this one last looked at the lease, and how long until it looks again.
+    looked_ms: u64,
+    wait_ms: u64,
     poller: Option<Poller>,
     calls: Vec<(u32, CallToken)>,
     counted: Counters,
@@ -55,9 +57,10 @@ impl Companion {
                 },
             },
             is_service,
-            patient_until_ms: is_patient.then_some(now_ms.saturating_add(PATIENCE_MS)),
+            patient_since_ms: is_patient.then_some(now_ms),
             held: None,
-            renew_at_ms: 0,
+            looked_ms: 0,
+            wait_ms: 0,
             poller: None,
             calls: Vec::new(),
             counted: Counters::default(),
@@ -74,10 +77,7 @@ impl Companion {
 
     /// Contends, and polls while the lease is held.
     pub(super) fn tick(&mut self, now_ms: u64) {
-        if now_ms >= self.renew_at_ms {
-            self.renew_at_ms = now_ms.saturating_add(LEASE_HEARTBEAT_MS);
-            self.contend(now_ms);
-        }
+        self.contend_if_due(now_ms);
         self.poll(now_ms);
     }
 
@@ -93,6 +93,8 @@ impl Companion {
             return false;
         };
         let (_, call) = self.calls.swap_remove(at);
+        // After a stall the lease, and with it the right to publish, may be another's.
+        self.contend_if_due(now_ms);
         let Some(poller) = &mut self.poller else {
             return true;
         };
@@ -132,7 +134,16 @@ impl Companion {
         }
         self.poller = None;
         self.calls.clear();
-        self.renew_at_ms = now_ms;
+        self.looked_ms = now_ms;
+        self.wait_ms = 0;
+    }
+
+    fn contend_if_due(&mut self, now_ms: u64) {
+        // A clock that jumped counts as due.
+        if now_ms.abs_diff(self.looked_ms) >= self.wait_ms {
+            self.looked_ms = now_ms;
+            self.contend(now_ms);
+        }
     }
 
     fn contend(&mut self, now_ms: u64) {
@@ -144,11 +155,21 @@ impl Companion {
         let stored = host::shared_data(&self.keys.lease);
         let current = stored.as_ref().and_then(|(bytes, _)| Lease::decode(bytes).ok());
         // While there never was a lease, the service may still be starting.
-        if stored.is_none() && self.patient_until_ms.is_some_and(|until_ms| now_ms < until_ms) {
+        let is_patient = |since_ms: u64| now_ms.abs_diff(since_ms) < PATIENCE_MS;
+        self.wait_ms = LEASE_HEARTBEAT_MS;
+        if stored.is_none() && self.patient_since_ms.is_some_and(is_patient) {
             return self.follow();
         }
-        let LeaseStep::Hold(lease) = step(current.as_ref(), &self.contender, now_ms) else {
-            return self.follow();
+        let lease = match step(current.as_ref(), &self.contender, now_ms) {
+            LeaseStep::Hold(lease) => lease,
+            LeaseStep::TakeOver(lease) => {
+                self.follow();
+                lease
+            }
+            LeaseStep::Follow => {
+                self.wait_ms = wait_ms(current.as_ref(), now_ms);
+                return self.follow();
+            }
         };
         let cas = stored.map_or(CAS_CREATE, |(_, cas)| cas);
         if host::set_shared_data(&self.keys.lease, &lease.encode(), cas).is_err() {

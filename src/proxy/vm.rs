@@ -153,7 +153,7 @@ impl Vm {
         let serves_streams = self.served_streams;
         for entry in self.pools.iter_mut().filter(|entry| entry.is_owned_by(root)) {
             // A VM without streams, as the main thread's is, would fill an index that nobody asks.
-            if serves_streams && now_ms.saturating_sub(entry.synced_ms) >= IDLE_SYNC_MS {
+            if serves_streams && now_ms.abs_diff(entry.synced_ms) >= IDLE_SYNC_MS {
                 entry.sync(&mut self.stats, now_ms);
             }
             entry.heartbeat(&mut self.stats, now_ms);
@@ -220,7 +220,7 @@ impl Vm {
         self.resuming = None;
         let is_missing = self.flag == BodyFlag::Missing;
         let is_overdue =
-            |waiting: &&Waiting| is_missing || now_ms.saturating_sub(waiting.since_ms) >= SELF_CHECK_MS;
+            |waiting: &&Waiting| is_missing || now_ms.abs_diff(waiting.since_ms) >= SELF_CHECK_MS;
         self.waiting.iter().filter(is_overdue).copied().collect()
     }
 

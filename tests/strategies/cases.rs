@@ -276,6 +276,30 @@ fn cases() -> Vec<Case> {
         Reason::TableStale,
     );
     case(
+        "a table from the future is a stale one",
+        hybrid(),
+        home_waiting_9,
+        no_work,
+        || Query {
+            now_ms: T0 - 5_000,
+            ..seen()
+        },
+        Ranked(0),
+        Reason::TableStale,
+    );
+    case(
+        "a table from far in the future is none",
+        hybrid(),
+        as_it_is,
+        no_work,
+        || Query {
+            now_ms: T0 - 3_600_000,
+            ..seen()
+        },
+        Ranked(0),
+        Reason::NoTable,
+    );
+    case(
         "a stale table still overflows by own work",
         hybrid(),
         as_it_is,

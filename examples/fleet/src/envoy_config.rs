@@ -5,7 +5,7 @@
 //! [`EnvoyConfig::bootstrap`] gives the tree for whatever a knob does not reach.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -194,6 +194,8 @@ pub struct PluginConfig {
     pub json: String,
     /// Another text for the service.
     pub service_json: Option<String>,
+    /// Another module for the service.
+    pub service_wasm: Option<PathBuf>,
     /// Whether the companion runs as a bootstrap service.
     pub service: bool,
     /// Whether the filter may pause at the headers and go on reading the body.
@@ -213,6 +215,7 @@ impl PluginConfig {
             wasm,
             json: json.into(),
             service_json: None,
+            service_wasm: None,
             service: true,
             allow_on_headers_stop_iteration: true,
             fail_open: true,
@@ -228,7 +231,7 @@ impl PluginConfig {
             "root_id": "warmroute",
             "allow_on_headers_stop_iteration": self.allow_on_headers_stop_iteration,
             "configuration": string_value(&self.json),
-            "vm_config": self.vm(),
+            "vm_config": self.vm(&self.wasm),
         });
         match &self.failure_policy {
             Some(policy) => config["failure_policy"] = json!(policy),
@@ -238,7 +241,7 @@ impl PluginConfig {
     }
 
     fn bootstrap_service(&self) -> Value {
-        let mut vm = self.vm();
+        let mut vm = self.vm(self.service_wasm.as_ref().unwrap_or(&self.wasm));
         // Without a difference here it would share a VM with the filter's context on the main thread.
         vm["configuration"] = string_value("service");
         let config = json!({
@@ -255,8 +258,8 @@ impl PluginConfig {
         json!({"name": "envoy.bootstrap.wasm", "typed_config": service})
     }
 
-    fn vm(&self) -> Value {
-        let code = json!({"local": {"filename": self.wasm}});
+    fn vm(&self, wasm: &Path) -> Value {
+        let code = json!({"local": {"filename": wasm}});
         json!({"vm_id": self.vm_id, "runtime": "envoy.wasm.runtime.v8", "code": code})
     }
 }

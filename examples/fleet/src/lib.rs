@@ -15,6 +15,7 @@
 //! | [`envoy`] | finds or fetches Envoy and runs it |
 //! | [`envoy_config`] | what an Envoy should do, as its config |
 //! | [`odd`] | peers that misbehave as no replica does |
+//! | [`saboteur`] | another plugin that reads and writes our shared data |
 //! | [`patched`] | the shipped module with one function that traps or stalls |
 //! | [`faults`] | the fault matrix: what breaks, with and without the filter |
 //! | [`calibrate`] | fits the engine model to real servers |
@@ -42,6 +43,7 @@ pub mod patched;
 pub mod process;
 pub mod replica;
 pub mod report;
+pub mod saboteur;
 pub mod toolchain;
 pub mod simulator;
 pub mod soak;

@@ -6,6 +6,10 @@ use std::{fmt, fs, io};
 
 use wasmparser::{BinaryReaderError, ExternalKind, Parser, Payload, TypeRef, ValType};
 
+mod counted;
+
+pub use counted::{Act, Counted, When, counted};
+
 /// The module at `from`, except that the exported function traps as soon as it is called.
 ///
 /// # Errors
@@ -108,9 +112,24 @@ fn patch(
     body: impl Fn(usize, &[u8]) -> Result<Vec<u8>, PatchError>,
 ) -> Result<Vec<u8>, PatchError> {
     let bytes = fs::read(from)?;
+    let (own, parameters) = own_function(&bytes, export)?;
+    let mut patched = bytes.get(..HEADER_BYTES).ok_or(PatchError::Malformed)?.to_vec();
+    for (id, section) in sections(&bytes)? {
+        patched.push(id);
+        let section = match id {
+            CODE_SECTION => with_body(section, own, |old| body(parameters, old))?,
+            _ => section.to_vec(),
+        };
+        put_sized(&mut patched, &section);
+    }
+    Ok(patched)
+}
+
+/// Place of an exported function among the module's own, and the number of its parameters.
+fn own_function(bytes: &[u8], export: &str) -> Result<(usize, usize), PatchError> {
     let (mut imported, mut exports) = (0, Vec::new());
     let (mut types, mut functions): (Vec<usize>, Vec<u32>) = (Vec::new(), Vec::new());
-    for payload in Parser::new(0).parse_all(&bytes) {
+    for payload in Parser::new(0).parse_all(bytes) {
         match payload? {
             Payload::TypeSection(section) => {
                 for kind in section.into_iter_err_on_gc_types() {
@@ -148,17 +167,7 @@ fn patch(
     let own = function.checked_sub(imported).ok_or_else(missing)?;
     let kind = *functions.get(own).ok_or_else(missing)?;
     let parameters = *types.get(kind as usize).ok_or(PatchError::Malformed)?;
-
-    let mut patched = bytes.get(..HEADER_BYTES).ok_or(PatchError::Malformed)?.to_vec();
-    for (id, section) in sections(&bytes)? {
-        patched.push(id);
-        let section = match id {
-            CODE_SECTION => with_body(section, own, |old| body(parameters, old))?,
-            _ => section.to_vec(),
-        };
-        put_sized(&mut patched, &section);
-    }
-    Ok(patched)
+    Ok((own, parameters))
 }
 
 /// The sections after the header: their ids and contents.

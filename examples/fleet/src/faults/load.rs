@@ -218,7 +218,13 @@ async fn request(client: &Client, url: &str, plan: &LoadPlan, number: u64, start
     sent
 }
 
-async fn exchange(client: &Client, url: &str, body: String, is_stream: bool, sent: &mut Sent) -> End {
+pub(super) async fn exchange(
+    client: &Client,
+    url: &str,
+    body: String,
+    is_stream: bool,
+    sent: &mut Sent,
+) -> End {
     let request = match post_request(url, &[], full(body)) {
         Ok(request) => request,
         Err(cause) => return End::NoAnswer(cause.to_string()),
