@@ -1,7 +1,129 @@
 //! Requests and answers that are not what a filter hopes for: aborted, stalled, upgraded, cut into frames.
+//!
+//! The side without the filter is the reference: what a client saw there (status lines, headers, bodies by SHA-256,
+//! trailers, the fate of the connection, and through the upstream's echo all that reached it) must be seen with the filter,
+//! within the same time. Only what the filter serves and Envoy alone does not may differ.
 
-use super::Scenario;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::load::{End, Sent};
+use super::stand::{Side, Stand};
+use super::{Scenario, Seen};
+use crate::envoy_config::EnvoyConfig;
+
+mod http1;
+mod http2;
+mod http2_upstream;
+mod kinds;
+mod rig;
+mod upstream;
+mod wire;
+
+use rig::{Exchange, Outcome, Rig};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    Vec::new()
+    let mut all: Vec<Scenario> = kinds::kinds()
+        .into_iter()
+        .map(|kind| scenario(kind.fault, kind.exchanges, |_| {}))
+        .collect();
+    all.push(scenario(
+        "100-continue from the upstream",
+        kinds::proxied_continues(),
+        |config| config.extra_manager["proxy_100_continue"] = json!(true),
+    ));
+    all.push(scenario(
+        "uploads that never end, with `request_timeout`",
+        kinds::never_ending_uploads(),
+        |config| config.extra_manager["request_timeout"] = json!("1s"),
+    ));
+    all.push(scenario(
+        "uploads that never end, with `stream_idle_timeout`",
+        kinds::never_ending_uploads(),
+        |config| config.extra_manager["stream_idle_timeout"] = json!("1s"),
+    ));
+    all
 }
+
+/// Exchanges on an Envoy that is changed so.
+fn scenario(fault: &'static str, exchanges: Vec<Exchange>, change: fn(&mut EnvoyConfig)) -> Scenario {
+    let reference = Arc::new(Reference::default());
+    let exchanges = Arc::new(exchanges);
+    Scenario::new(PART, fault, move |stand| {
+        let (reference, exchanges) = (Arc::clone(&reference), Arc::clone(&exchanges));
+        Box::pin(async move {
+            let rig = Rig::start(stand, change).await?;
+            let outcomes = rig.play(&exchanges, 1, exchanges.len()).await;
+            let mut seen = reference.seen(stand, &exchanges, &outcomes);
+            rig.check_rest(stand, &mut seen).await?;
+            Ok(seen)
+        })
+    })
+}
+
+/// What was seen without the filter.
+#[derive(Default)]
+struct Reference {
+    plain: Mutex<Vec<Outcome>>,
+}
+
+impl Reference {
+    /// The requests of a side: on the plain one they are as they should be, on the other one they are compared.
+    fn seen(&self, stand: &Stand, exchanges: &[Exchange], outcomes: &[Outcome]) -> Seen {
+        let mut plain = self.plain.lock().unwrap_or_else(PoisonError::into_inner);
+        if stand.side == Side::Plain {
+            *plain = outcomes.to_vec();
+        }
+        let mut sent = Vec::new();
+        let mut broken = Vec::new();
+        for (number, exchange) in exchanges.iter().enumerate() {
+            let (Some(outcome), Some(reference)) = (outcomes.get(number), plain.get(number)) else {
+                continue;
+            };
+            let is_expected = outcome.seen.iter().any(|line| line.contains(exchange.expects));
+            if !is_expected {
+                broken.push(format!(
+                    "{}: nobody saw {:?} in {:?}",
+                    exchange.what, exchange.expects, outcome.seen
+                ));
+            }
+            let end = difference(outcome, reference).map_or(End::Whole, |what| {
+                End::Wrong(format!("{}: {what}", exchange.what))
+            });
+            let number = u64::try_from(number).unwrap_or(u64::MAX);
+            sent.push(Sent::new(number, "exchange", outcome.at, outcome.took, end));
+        }
+        let mut seen = Seen::of(sent);
+        seen.broken = broken;
+        seen
+    }
+}
+
+/// What is worse than without the filter, if anything is.
+fn difference(outcome: &Outcome, plain: &Outcome) -> Option<String> {
+    let lines = outcome.seen.len().max(plain.seen.len());
+    for at in 0..lines {
+        let line = |outcome: &Outcome| outcome.seen.get(at).cloned().unwrap_or_default();
+        let (ours, theirs) = (line(outcome), line(plain));
+        if ours == theirs {
+            continue;
+        }
+        // Saved where Envoy alone had no luck: what follows is of another course.
+        if is_refused(&theirs) && ours.contains(" 200 ") {
+            return None;
+        }
+        return Some(format!("{ours} instead of {theirs}"));
+    }
+    let is_late = outcome.took > plain.took + LATE;
+    is_late.then(|| format!("took {:?} instead of {:?}", outcome.took, plain.took))
+}
+
+fn is_refused(line: &str) -> bool {
+    line.contains(" 503 ") || line.contains(" 504 ")
+}
+
+const PART: &str = "streams";
+/// More than a busy machine takes longer once than another time.
+const LATE: Duration = Duration::from_millis(1500);
