@@ -41,8 +41,8 @@ pub struct RequestHead {
     pub content_encoding: Option<String>,
     /// `content-length`.
     pub content_length: Option<u64>,
-    /// The client waits for a `100 Continue` that only the upstream will send.
-    pub expects_continue: bool,
+    /// The client sends nothing more before the upstream has spoken: by `100 Continue`, or `101 Switching Protocols`.
+    pub awaits_upstream: bool,
     /// Value of the tenant header.
     pub tenant: Option<Vec<u8>>,
     /// Value of the strongest session header present.
@@ -178,7 +178,7 @@ impl Exchange {
         let head = &exchange.head;
         let unkeyed = if !body_comes {
             Some(Unkeyed::FlagMissing)
-        } else if head.expects_continue {
+        } else if head.awaits_upstream {
             Some(Unkeyed::ExpectContinue)
         } else if !body_is_readable(head.content_type.as_deref(), head.content_encoding.as_deref()) {
             Some(Unkeyed::Unreadable)

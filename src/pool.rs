@@ -86,7 +86,7 @@ pub enum Unkeyed {
     Body(NoPrompt),
     /// The body is compressed, or not JSON by its content type.
     Unreadable,
-    /// The client waits for `100 Continue`, so the body cannot be waited for.
+    /// The client waits for a `100 Continue` or an upgrade that only the upstream can give.
     ExpectContinue,
     /// Envoy's filter configuration lacks `allow_on_headers_stop_iteration`, so there is no body to wait for.
     FlagMissing,

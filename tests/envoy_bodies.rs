@@ -50,6 +50,7 @@ on_both_envoys! {
     a_small_connection_buffer_refuses_at_most_one_body,
     aborted_requests_leave_no_tally_behind,
     expect_continue_is_answered,
+    an_upgrade_by_post_is_not_held,
     an_early_answer_reaches_the_client,
     streamed_answers_are_not_held_back,
 }
@@ -851,6 +852,31 @@ async fn expect_continue_is_answered(requirement: Requirement) {
         let counted = rig.stat("warmroute_unkeyed_total.reason.expect_continue").await;
         assert_eq!(counted, if proxied { 3 } else { 0 });
     }
+}
+
+async fn an_upgrade_by_post_is_not_held(requirement: Requirement) {
+    let upstream = HastyUpstream::start().await;
+    let rig = Rig::start(requirement, |shape| {
+        shape.config.pools[0].endpoints = vec![upstream.address];
+        shape.pool()["metrics"] = json!({"enabled": false});
+        shape.patch = |bootstrap| {
+            connection_manager(bootstrap)["upgrade_configs"] = json!([{"upgrade_type": "websocket"}]);
+        };
+    })
+    .await;
+    let mut client = RawClient::connect(rig.address()).await;
+    // A websocket's client sends nothing before the upstream has agreed, and this one does not.
+    client
+        .send(
+            format!(
+                "POST {CHAT} HTTP/1.1\r\nhost: test\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+            )
+            .as_bytes(),
+        )
+        .await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.text().as_str()), (400, "hasty"));
+    assert_eq!(reason(&answer), "least_loaded; expect_continue");
 }
 
 async fn an_early_answer_reaches_the_client(requirement: Requirement) {

@@ -276,14 +276,14 @@ fn a_request_whose_body_cannot_be_waited_for_is_steered_at_its_headers() {
         ),
         (Some("application/json"), None, false, false, Unkeyed::FlagMissing),
     ];
-    for (content_type, content_encoding, expects_continue, body_comes, cause) in cases {
+    for (content_type, content_encoding, awaits_upstream, body_comes, cause) in cases {
         for session in [None, Some(b"s-17".to_vec())] {
             let mut pool = pool("", 4);
             let head = RequestHead {
                 content_type: content_type.map(Into::into),
                 content_encoding: content_encoding.map(Into::into),
                 content_length: Some(8000),
-                expects_continue,
+                awaits_upstream,
                 session: session.clone(),
                 ..head()
             };
@@ -937,7 +937,7 @@ impl World {
         let head = RequestHead {
             content_length: (self.rng.below(2) == 0).then_some(body.len() as u64),
             content_encoding: (self.rng.below(9) == 0).then(|| "gzip".into()),
-            expects_continue: self.rng.below(20) == 0,
+            awaits_upstream: self.rng.below(20) == 0,
             session: (self.rng.below(4) == 0).then(|| vec![b's'; self.rng.below(70_000)]),
             ..head()
         };

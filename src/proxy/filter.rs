@@ -387,7 +387,7 @@ struct Lines<'a> {
     content_type: Option<&'a [u8]>,
     content_encoding: Option<&'a [u8]>,
     content_length: Option<&'a [u8]>,
-    expects_continue: bool,
+    awaits_upstream: bool,
     spoofed: Vec<String>,
 }
 
@@ -399,7 +399,7 @@ impl<'a> Lines<'a> {
             content_type: None,
             content_encoding: None,
             content_length: None,
-            expects_continue: false,
+            awaits_upstream: false,
             spoofed: Vec::new(),
         };
         for (name, value) in headers.iter() {
@@ -409,7 +409,9 @@ impl<'a> Lines<'a> {
                 b"content-type" => lines.content_type = Some(value),
                 b"content-encoding" => lines.content_encoding = Some(value),
                 b"content-length" => lines.content_length = Some(value),
-                b"expect" => lines.expects_continue = value.eq_ignore_ascii_case(b"100-continue"),
+                b"expect" => lines.awaits_upstream |= value.eq_ignore_ascii_case(b"100-continue"),
+                // Envoy has removed it where no upgrade follows.
+                b"upgrade" => lines.awaits_upstream = true,
                 _ => {
                     let steers = |pool: &&PoolConfig| pool.steering_header.as_bytes() == name;
                     if let Some(pool) = config.pools.iter().find(steers)
@@ -436,7 +438,7 @@ impl<'a> Lines<'a> {
             content_type: text(self.content_type),
             content_encoding: text(self.content_encoding),
             content_length: self.content_length.and_then(parse_number),
-            expects_continue: self.expects_continue,
+            awaits_upstream: self.awaits_upstream,
             tenant: pool.tenant_header.as_deref().and_then(find),
             session: pool.session_headers.iter().find_map(|name| find(name)),
         }
