@@ -103,18 +103,18 @@ impl Reference {
 
 /// What is worse than without the filter, if anything is.
 fn difference(outcome: &Outcome, plain: &Outcome) -> Option<String> {
-    let lines = outcome.seen.len().max(plain.seen.len());
-    for at in 0..lines {
-        let line = |outcome: &Outcome| outcome.seen.get(at).cloned().unwrap_or_default();
-        let (ours, theirs) = (line(outcome), line(plain));
-        if ours == theirs {
-            continue;
-        }
+    let alike = outcome.seen.iter().zip(&plain.seen);
+    let alike = alike.take_while(|(ours, theirs)| ours == theirs).count();
+    let (ours, theirs) = (&outcome.seen[alike..], &plain.seen[alike..]);
+    if let (Some(first), Some(reference)) = (ours.first(), theirs.first())
+        && is_refused(reference)
+        && first.contains(" 200 ")
+    {
         // Saved where Envoy alone had no luck: what follows is of another course.
-        if is_refused(&theirs) && ours.contains(" 200 ") {
-            return None;
-        }
-        return Some(format!("{ours} instead of {theirs}"));
+        return None;
+    }
+    if (ours, theirs) != (&[], &[]) {
+        return Some(format!("{ours:?} instead of {theirs:?}"));
     }
     let is_late = outcome.took > plain.took + LATE;
     is_late.then(|| format!("took {:?} instead of {:?}", outcome.took, plain.took))

@@ -12,7 +12,7 @@ use super::http2::{self, Do2};
 use super::http2_upstream::Http2Upstream;
 use super::upstream::{Notes, Upstream};
 use crate::envoy_config::{EnvoyConfig, PoolConfig, RouteConfig};
-use crate::faults::stand::{DEADLINE, POOL, eventually};
+use crate::faults::stand::{POOL, eventually};
 use crate::faults::{FaultError, Gateway, Seen, Stand};
 use crate::odd::free_port;
 
@@ -66,7 +66,10 @@ impl Rig {
         let [one, two, closing] = [0, 1, 2].map(|at: usize| upstreams[at].address);
         let nobody = SocketAddr::from(([127, 0, 0, 1], free_port()?));
         let http1 = |cluster: &str, endpoints: &[SocketAddr]| PoolConfig {
-            extra: json!({"connect_timeout": "1s"}),
+            // By default no more than three may be retried at once.
+            extra: json!({"circuit_breakers": {"thresholds": [{
+                "max_connections": 8192, "max_pending_requests": 8192, "max_requests": 8192, "max_retries": 8192,
+            }]}}),
             ..PoolConfig::new(cluster, endpoints.to_vec())
         };
         let mut pools = vec![
@@ -88,6 +91,7 @@ impl Rig {
         config.routes = routes(&shipped, &pools[1..]);
         config.pools = pools;
         config.http1_trailers = true;
+        config.request_body_buffer_limit_bytes = Some(32 << 20);
         config.extra_manager = manager();
         config.extra_routes = vec![connect_route()];
         change(&mut config);
@@ -173,18 +177,17 @@ impl Rig {
                 .filter(|(name, _)| TALLIES.iter().any(|tally| name.starts_with(tally)));
             Ok(tallies.all(|(_, value)| *value == 0))
         });
-        let is_idle = tokio::time::timeout(DEADLINE, is_idle).await;
         seen.check(
-            matches!(is_idle, Ok(Ok(_))),
+            is_idle.await.is_ok(),
             "tallies are left when nothing is in flight",
         );
-        let stats = self.gateway.stats().await?;
-        let decided: u64 = stats
-            .iter()
-            .filter(|(name, _)| name.starts_with("warmroute_decisions_total"))
-            .map(|(_, value)| value)
-            .sum();
-        seen.check(decided > 0, "the filter decided nothing");
+        let has_decided = eventually("the filter decided", async || {
+            let stats = self.gateway.stats().await?;
+            Ok(stats
+                .iter()
+                .any(|(name, value)| name.starts_with("warmroute_decisions_total") && *value > 0))
+        });
+        seen.check(has_decided.await.is_ok(), "the filter decided nothing");
         Ok(())
     }
 }
@@ -245,14 +248,16 @@ fn routes(shipped: &RouteConfig, pools: &[PoolConfig]) -> Vec<RouteConfig> {
         .map(|pool| {
             let mut route = shipped.clone();
             route.clusters = vec![(pool.cluster.clone(), 1)];
+            if pool.cluster == "half-closing" {
+                // As shipped, a request that was begun on a connection that closes is not sent again: on either side it
+                // would be a matter of luck which host it is sent to first.
+                route.extra = retry_reset();
+            }
             by_header(&pool.cluster, route)
         })
         .collect();
     routes.push(with("no-retry", json!({})));
-    routes.push(with(
-        "retry-reset",
-        json!({"retry_policy": {"retry_on": "reset,5xx", "num_retries": 3}}),
-    ));
+    routes.push(with("retry-reset", retry_reset()));
     routes.push(with(
         "per-try",
         json!({"retry_policy": {"retry_on": "5xx", "num_retries": 2, "per_try_timeout": "0.4s"}}),
@@ -268,6 +273,10 @@ fn routes(shipped: &RouteConfig, pools: &[PoolConfig]) -> Vec<RouteConfig> {
     routes.push(with("idle", json!({"idle_timeout": "0.8s"})));
     routes.push(shipped.clone());
     routes
+}
+
+fn retry_reset() -> Value {
+    json!({"retry_policy": {"retry_on": "reset,5xx", "num_retries": 3}})
 }
 
 fn connect_route() -> Value {
