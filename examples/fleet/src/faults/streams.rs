@@ -27,37 +27,93 @@ use rig::{Exchange, Outcome, Rig};
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut all: Vec<Scenario> = kinds::kinds()
         .into_iter()
-        .map(|kind| scenario(kind.fault, kind.exchanges, |_| {}))
+        .map(|kind| scenario(kind.fault, kind.exchanges, AT_ONCE, |_| {}))
         .collect();
-    all.push(scenario(
-        "100-continue from the upstream",
-        kinds::proxied_continues(),
-        |config| config.extra_manager["proxy_100_continue"] = json!(true),
-    ));
-    all.push(scenario(
-        "uploads that never end, with `request_timeout`",
-        kinds::never_ending_uploads(),
-        |config| config.extra_manager["request_timeout"] = json!("1s"),
-    ));
-    all.push(scenario(
-        "uploads that never end, with `stream_idle_timeout`",
-        kinds::never_ending_uploads(),
-        |config| config.extra_manager["stream_idle_timeout"] = json!("1s"),
-    ));
+    let other = |fault, exchanges: fn() -> Vec<Exchange>, change| scenario(fault, exchanges, AT_ONCE, change);
+    all.extend([
+        other(
+            "100-continue from the upstream",
+            kinds::proxied_continues,
+            |config| {
+                config.extra_manager["proxy_100_continue"] = json!(true);
+            },
+        ),
+        other(
+            "uploads that never end, `request_timeout`",
+            kinds::never_ending_uploads,
+            |config| {
+                config.extra_manager["request_timeout"] = json!("1s");
+            },
+        ),
+        other(
+            "uploads that never end, `stream_idle_timeout`",
+            kinds::never_ending_uploads,
+            |config| {
+                config.extra_manager["stream_idle_timeout"] = json!("1s");
+            },
+        ),
+        sized("bodies of 1 KiB to 4 MiB, shipped buffers", |_| {}),
+        sized("bodies of 1 KiB to 4 MiB, buffers of 16 KiB", |config| {
+            buffers(config, 16 << 10)
+        }),
+        sized("bodies of 1 KiB to 4 MiB, buffers of 64 KiB", |config| {
+            buffers(config, 64 << 10)
+        }),
+        sized("bodies of 1 KiB to 4 MiB, buffers of 1 MiB", |config| {
+            buffers(config, 1 << 20)
+        }),
+        sized("bodies of 1 KiB to 4 MiB, buffers of 8 MiB", |config| {
+            buffers(config, 8 << 20)
+        }),
+        scenario(
+            "all kinds mixed at random",
+            || kinds::mixed(MIXED, SEED),
+            64,
+            |_| {},
+        ),
+        scenario("some of each kind", kinds::short, AT_ONCE, |_| {}).in_short_form(),
+    ]);
     all
 }
 
-/// Exchanges on an Envoy that is changed so.
-fn scenario(fault: &'static str, exchanges: Vec<Exchange>, change: fn(&mut EnvoyConfig)) -> Scenario {
+/// Bodies of all sizes on an Envoy that is changed so.
+fn sized(fault: &'static str, change: fn(&mut EnvoyConfig)) -> Scenario {
+    // Few at a time, so that reads are as large as they get.
+    scenario(fault, kinds::bodies, 8, change)
+}
+
+/// No limit other than the connection's buffer.
+fn buffers(config: &mut EnvoyConfig, bytes: u64) {
+    config.connection_buffer_limit_bytes = Some(bytes);
+    config.request_body_buffer_limit_bytes = None;
+}
+
+/// Exchanges, so many at a time, on an Envoy that is changed so.
+fn scenario(
+    fault: &'static str,
+    exchanges: fn() -> Vec<Exchange>,
+    at_a_time: usize,
+    change: fn(&mut EnvoyConfig),
+) -> Scenario {
     let reference = Arc::new(Reference::default());
-    let exchanges = Arc::new(exchanges);
     Scenario::new(PART, fault, move |stand| {
-        let (reference, exchanges) = (Arc::clone(&reference), Arc::clone(&exchanges));
+        let reference = Arc::clone(&reference);
         Box::pin(async move {
+            let exchanges = exchanges();
             let rig = Rig::start(stand, change).await?;
-            let outcomes = rig.play(&exchanges, 1, exchanges.len()).await;
+            let outcomes = rig.play(&exchanges, 1, at_a_time.min(exchanges.len())).await;
             let mut seen = reference.seen(stand, &exchanges, &outcomes);
             rig.check_rest(stand, &mut seen).await?;
+            let is_refused = |outcome: &&Outcome| {
+                outcome
+                    .seen
+                    .iter()
+                    .any(|line| line.contains("\"Payload Too Large\""))
+            };
+            let refused = outcomes.iter().filter(is_refused).count();
+            if refused > 0 {
+                seen.note = format!("{refused} answered 413 by Envoy");
+            }
             Ok(seen)
         })
     })
@@ -125,5 +181,10 @@ fn is_refused(line: &str) -> bool {
 }
 
 const PART: &str = "streams";
+/// Exchanges that are mixed.
+const MIXED: usize = 10_000;
+const SEED: u64 = 5;
+/// More than there are of any kind.
+const AT_ONCE: usize = 200;
 /// More than a busy machine takes longer once than another time.
 const LATE: Duration = Duration::from_millis(1500);

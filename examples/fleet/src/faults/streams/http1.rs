@@ -28,7 +28,7 @@ pub(super) enum Do {
     AnswerToHead,
     /// Reads so many bytes.
     Read(usize),
-    /// Reads chunks until they make up so many bytes.
+    /// Reads chunks until they make up so many bytes at least, and tells of no more.
     ReadChunks(usize),
     /// Ends the connection by a reset.
     Reset,
@@ -74,6 +74,7 @@ pub(super) async fn play(rig: &Rig, id: u64, steps: &[Do]) -> Vec<String> {
             (Do::ReadChunks(count), Some(wire)) => {
                 let mut bytes = Vec::new();
                 while bytes.len() < *count && matches!(wire.chunk(&mut bytes).await, Some(1..)) {}
+                bytes.truncate(*count);
                 seen.push(digest(&bytes));
             }
             (Do::AnswerToHead, Some(wire)) => answer(wire, true, &mut seen).await,

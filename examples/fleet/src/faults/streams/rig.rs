@@ -50,6 +50,34 @@ pub(super) struct Outcome {
     pub(super) took: Duration,
 }
 
+impl Exchange {
+    /// Whether it neither waits for long nor moves megabytes.
+    pub(super) fn is_brisk(&self) -> bool {
+        let (mut waits, mut bytes) = (Duration::ZERO, 0);
+        match &self.steps {
+            Steps::Http1(steps) => {
+                for step in steps {
+                    match step {
+                        Do::Pause(time) => waits += *time,
+                        Do::Send(sent) => bytes += sent.len(),
+                        _ => {}
+                    }
+                }
+            }
+            Steps::Http2(steps) => {
+                for step in steps {
+                    match step {
+                        Do2::Pause(time) => waits += *time,
+                        Do2::Data(sent) => bytes += sent.len(),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        waits < Duration::from_millis(600) && bytes < 1 << 20
+    }
+}
+
 impl Rig {
     /// Starts them, with these changes to Envoy's config.
     pub(super) async fn start(
