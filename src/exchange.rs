@@ -195,7 +195,9 @@ impl Exchange {
     }
 
     /// Body so far: `held_bytes` in all, since the request is held.
-    pub fn on_body(&mut self, held_bytes: usize, end_of_stream: bool) -> Step {
+    ///
+    /// A threshold that was lowered meanwhile, because Envoy refused another body, counts for this one too.
+    pub fn on_body(&mut self, pool: &Pool, held_bytes: usize, end_of_stream: bool) -> Step {
         let Phase::Holding {
             threshold_bytes,
             held_bytes: held,
@@ -204,7 +206,7 @@ impl Exchange {
             return Step::Pass;
         };
         *held = u32::try_from(held_bytes).unwrap_or(u32::MAX);
-        let threshold_bytes = *threshold_bytes;
+        let threshold_bytes = pool.hold_bytes(self.head.content_length).min(*threshold_bytes);
         if end_of_stream && *held <= threshold_bytes {
             Step::Read {
                 max_bytes: *held,
@@ -230,9 +232,9 @@ impl Exchange {
     }
 
     /// Trailers: the body is complete, although no body callback said so.
-    pub fn on_trailers(&mut self) -> Step {
+    pub fn on_trailers(&mut self, pool: &Pool) -> Step {
         match self.phase {
-            Phase::Holding { held_bytes, .. } => self.on_body(held_bytes as usize, true),
+            Phase::Holding { held_bytes, .. } => self.on_body(pool, held_bytes as usize, true),
             Phase::Decided | Phase::Answering { .. } | Phase::Ended => Step::Pass,
         }
     }
@@ -301,12 +303,15 @@ impl Exchange {
         now_ms: u64,
     ) -> ResponseNote {
         match self.phase {
-            Phase::Holding { held_bytes, .. } => {
+            Phase::Holding {
+                threshold_bytes,
+                held_bytes,
+            } => {
                 self.answer_with(FirstByte::Nothing);
                 self.was_answered_while_held = !head.via_upstream && !head.body_too_large;
                 ResponseNote {
                     refused_while_held: head.body_too_large,
-                    hold_lowered: head.body_too_large && pool.hold_refused(held_bytes),
+                    hold_lowered: head.body_too_large && pool.hold_refused(held_bytes, threshold_bytes),
                     ..ResponseNote::default()
                 }
             }

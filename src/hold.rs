@@ -25,15 +25,22 @@ impl HoldLimit {
         }
     }
 
-    /// Envoy refused a body of which `held_bytes` were there; true when this lowered the threshold.
+    /// Envoy refused a body of which `held_bytes` were there while it was held up to `threshold_bytes`; true when this
+    /// lowered the threshold.
     ///
-    /// Where nothing was held yet, another filter's limit was exceeded, and nothing is learned.
-    pub fn refused(&mut self, held_bytes: u32) -> bool {
+    /// Where nothing was held yet, another filter's limit was exceeded, and nothing is learned. A threshold from before
+    /// an earlier refusal says nothing against the present one.
+    pub fn refused(&mut self, held_bytes: u32, threshold_bytes: u32) -> bool {
         if held_bytes == 0 {
             return false;
         }
         let current = self.current_bytes();
-        let lower = (current / 2).min(held_bytes / 2).max(1);
+        let doubted = if threshold_bytes > current {
+            current
+        } else {
+            current / 2
+        };
+        let lower = doubted.min(held_bytes / 2).max(1);
         self.learned_bytes = Some(lower);
         lower < current
     }
@@ -81,7 +88,7 @@ mod tests {
     #[test]
     fn after_a_refusal_only_bodies_that_surely_fit_are_held() {
         let mut limit = HoldLimit::new(768 << 10);
-        assert!(limit.refused(60_000));
+        assert!(limit.refused(60_000, 768 << 10));
         assert_eq!(limit.bytes_for(Some(20_000)), 30_000);
         assert_eq!(limit.bytes_for(Some(40_000)), 1);
         assert_eq!(limit.bytes_for(None), 1);
@@ -90,16 +97,28 @@ mod tests {
     #[test]
     fn each_refusal_at_least_halves() {
         let mut limit = HoldLimit::new(64 << 10);
-        assert!(limit.refused(1 << 20));
+        assert!(limit.refused(1 << 20, limit.current_bytes()));
         assert_eq!(limit.current_bytes(), 32 << 10);
-        assert!(limit.refused(1 << 20));
+        assert!(limit.refused(1 << 20, limit.current_bytes()));
         assert_eq!(limit.current_bytes(), 16 << 10);
+    }
+
+    #[test]
+    fn refusals_of_bodies_held_before_the_first_one_do_not_halve_again() {
+        let mut limit = HoldLimit::new(768 << 10);
+        assert!(limit.refused(60_000, 768 << 10));
+        assert!(!limit.refused(70_000, 768 << 10));
+        assert_eq!(limit.current_bytes(), 30_000);
+        assert!(limit.refused(50_000, 768 << 10));
+        assert_eq!(limit.current_bytes(), 25_000);
+        assert!(limit.refused(25_000, 25_000));
+        assert_eq!(limit.current_bytes(), 12_500);
     }
 
     #[test]
     fn a_changed_threshold_forgets_what_was_learned_and_the_same_one_does_not() {
         let mut limit = HoldLimit::new(64 << 10);
-        assert!(limit.refused(20_000));
+        assert!(limit.refused(20_000, 64 << 10));
         limit.reconfigure(64 << 10);
         assert_eq!(limit.bytes_for(None), 1);
         limit.reconfigure(8 << 10);
@@ -109,15 +128,15 @@ mod tests {
     #[test]
     fn a_refusal_before_any_byte_was_held_teaches_nothing() {
         let mut limit = HoldLimit::new(64 << 10);
-        assert!(!limit.refused(0));
+        assert!(!limit.refused(0, 64 << 10));
         assert_eq!(limit.bytes_for(None), 64 << 10);
     }
 
     #[test]
     fn no_number_of_refusals_reaches_zero() {
         let mut limit = HoldLimit::new(4096);
-        (0..12).for_each(|i| assert!(limit.refused(4096), "refusal {i}"));
-        assert!(!limit.refused(1));
+        (0..12).for_each(|i| assert!(limit.refused(4096, limit.current_bytes()), "refusal {i}"));
+        assert!(!limit.refused(1, 1));
         for length in [None, Some(0), Some(1), Some(u64::MAX)] {
             assert_eq!(limit.bytes_for(length), 1, "{length:?}");
         }

@@ -336,9 +336,9 @@ impl Pool {
         self.hold.bytes_for(content_length)
     }
 
-    /// Envoy refused a body while `held_bytes` of it were held; true when this lowered the threshold.
-    pub fn hold_refused(&mut self, held_bytes: u32) -> bool {
-        self.hold.refused(held_bytes)
+    /// Envoy refused a body of which `held_bytes` were held, up to `threshold_bytes`; true when this lowered the threshold.
+    pub fn hold_refused(&mut self, held_bytes: u32, threshold_bytes: u32) -> bool {
+        self.hold.refused(held_bytes, threshold_bytes)
     }
 
     /// Value of the steering header: the decision's hosts, best first.

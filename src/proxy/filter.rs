@@ -50,13 +50,18 @@ impl Filter {
                 });
                 if decided.is_some() {
                     self.steer(started_ns);
-                } else {
-                    // The pool went with its configuration while the request was held.
-                    self.active = None;
                 }
                 false
             }
         }
+    }
+
+    /// Performs a step, unless the pool went with its configuration while the request was held.
+    fn perform_if_any(&mut self, step: Option<Step>) -> bool {
+        if step.is_none() {
+            self.active = None;
+        }
+        self.perform(step.unwrap_or(Step::Pass))
     }
 
     /// Writes the steering header of a decided request and counts the decision.
@@ -260,10 +265,9 @@ impl HttpContext for Filter {
         if self.active.is_none() || !self.may_touch() {
             return Action::Continue;
         }
-        let step = self.active.as_mut().map_or(Step::Pass, |(_, exchange)| {
-            exchange.on_body(held_bytes, end_of_stream)
-        });
-        if self.perform(step) {
+        let step =
+            self.with_exchange(|exchange, entry, _| exchange.on_body(&entry.pool, held_bytes, end_of_stream));
+        if self.perform_if_any(step) {
             Action::Pause
         } else {
             Action::Continue
@@ -274,11 +278,8 @@ impl HttpContext for Filter {
         if self.active.is_none() || !self.may_touch() {
             return Action::Continue;
         }
-        let step = self
-            .active
-            .as_mut()
-            .map_or(Step::Pass, |(_, exchange)| exchange.on_trailers());
-        self.perform(step);
+        let step = self.with_exchange(|exchange, entry, _| exchange.on_trailers(&entry.pool));
+        self.perform_if_any(step);
         Action::Continue
     }
 
