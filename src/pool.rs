@@ -151,7 +151,7 @@ impl Pool {
             index: PrefixIndex::new(index_settings(&config)),
             bytes_per_token: BytesPerToken::new(config.bytes_per_token),
             late_fields: LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES),
-            hold: HoldLimit::new(config.max_buffer_bytes),
+            hold: HoldLimit::new(config.max_buffer_bytes, config.stream_buffer_bytes),
             rng: Rng::new(worker),
             worker,
             journal_sequence: 0,
@@ -177,7 +177,8 @@ impl Pool {
         if config.late_field_bytes != self.config.late_field_bytes {
             self.late_fields = LateFields::new(config.late_field_bytes / LATE_FIELD_ENTRY_BYTES);
         }
-        self.hold.reconfigure(config.max_buffer_bytes);
+        self.hold
+            .reconfigure(config.max_buffer_bytes, config.stream_buffer_bytes);
         self.config = config;
     }
 

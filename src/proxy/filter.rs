@@ -159,7 +159,7 @@ impl Filter {
                 log::warn!(
                     "Envoy refused a body of which {} bytes are held by default: raise the route's \
                      request_body_buffer_limit (1.37 or newer) or the listener's per_connection_buffer_limit_bytes, \
-                     or lower max_buffer_bytes; until then bodies that may not fit are decided by their first chunk",
+                     or state the limit as stream_buffer_bytes; until then bodies that may not fit are decided by their first chunk",
                     entry.pool.config().max_buffer_bytes
                 );
             }
