@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::load::{End, Sent};
 use super::stand::{Side, Stand};
@@ -53,17 +53,17 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             },
         ),
         sized("bodies of 1 KiB to 4 MiB, shipped buffers", |_| {}),
-        sized("bodies of 1 KiB to 4 MiB, buffers of 16 KiB", |config| {
-            buffers(config, 16 << 10)
+        sized("bodies of 1 KiB to 4 MiB, stated buffers of 16 KiB", |config| {
+            stated(config, 16 << 10);
         }),
-        sized("bodies of 1 KiB to 4 MiB, buffers of 64 KiB", |config| {
-            buffers(config, 64 << 10)
+        sized("bodies of 1 KiB to 4 MiB, stated buffers of 64 KiB", |config| {
+            stated(config, 64 << 10);
         }),
-        sized("bodies of 1 KiB to 4 MiB, buffers of 1 MiB", |config| {
-            buffers(config, 1 << 20)
+        sized("bodies of 1 KiB to 4 MiB, stated buffers of 1 MiB", |config| {
+            stated(config, 1 << 20);
         }),
         sized("bodies of 1 KiB to 4 MiB, buffers of 8 MiB", |config| {
-            buffers(config, 8 << 20)
+            buffers(config, 8 << 20);
         }),
         scenario(
             "all kinds mixed at random",
@@ -86,6 +86,17 @@ fn sized(fault: &'static str, change: fn(&mut EnvoyConfig)) -> Scenario {
 fn buffers(config: &mut EnvoyConfig, bytes: u64) {
     config.connection_buffer_limit_bytes = Some(bytes);
     config.request_body_buffer_limit_bytes = None;
+}
+
+/// The same, told to the filter: too small for what it would hold.
+fn stated(config: &mut EnvoyConfig, bytes: u64) {
+    buffers(config, bytes);
+    if let Some(plugin) = &mut config.plugin
+        && let Ok(mut settings) = serde_json::from_str::<Value>(&plugin.json)
+    {
+        settings["stream_buffer_bytes"] = json!(bytes);
+        plugin.json = settings.to_string();
+    }
 }
 
 /// Exchanges, so many at a time, on an Envoy that is changed so.
