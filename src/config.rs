@@ -57,6 +57,8 @@ pub struct PoolConfig {
     pub dry_run: bool,
     /// Bytes of a body that are held before the host is chosen with what is there.
     pub max_buffer_bytes: u32,
+    /// Envoy's buffer limit for a stream, where it is too small for that and cannot be raised.
+    pub stream_buffer_bytes: Option<u32>,
     /// What of a body counts, and how.
     pub prompt: PromptOptions,
     /// Request header whose value keeps tenants' prefixes apart.

@@ -41,8 +41,8 @@ pub struct RequestHead {
     pub content_encoding: Option<String>,
     /// `content-length`.
     pub content_length: Option<u64>,
-    /// The client waits for a `100 Continue` that only the upstream will send.
-    pub expects_continue: bool,
+    /// The client sends nothing more before the upstream has spoken: by `100 Continue`, or `101 Switching Protocols`.
+    pub awaits_upstream: bool,
     /// Value of the tenant header.
     pub tenant: Option<Vec<u8>>,
     /// Value of the strongest session header present.
@@ -181,7 +181,7 @@ impl Exchange {
         let head = &exchange.head;
         let unkeyed = if !body_comes {
             Some(Unkeyed::FlagMissing)
-        } else if head.expects_continue {
+        } else if head.awaits_upstream {
             Some(Unkeyed::ExpectContinue)
         } else if !body_is_readable(head.content_type.as_deref(), head.content_encoding.as_deref()) {
             Some(Unkeyed::Unreadable)
@@ -198,7 +198,9 @@ impl Exchange {
     }
 
     /// Body so far: `held_bytes` in all, since the request is held.
-    pub fn on_body(&mut self, held_bytes: usize, end_of_stream: bool) -> Step {
+    ///
+    /// A threshold that was lowered meanwhile, because Envoy refused another body, counts for this one too.
+    pub fn on_body(&mut self, pool: &Pool, held_bytes: usize, end_of_stream: bool) -> Step {
         let Phase::Holding {
             threshold_bytes,
             held_bytes: held,
@@ -207,7 +209,7 @@ impl Exchange {
             return Step::Pass;
         };
         *held = u32::try_from(held_bytes).unwrap_or(u32::MAX);
-        let threshold_bytes = *threshold_bytes;
+        let threshold_bytes = pool.hold_bytes(self.head.content_length).min(*threshold_bytes);
         if end_of_stream && *held <= threshold_bytes {
             Step::Read {
                 max_bytes: *held,
@@ -233,9 +235,9 @@ impl Exchange {
     }
 
     /// Trailers: the body is complete, although no body callback said so.
-    pub fn on_trailers(&mut self) -> Step {
+    pub fn on_trailers(&mut self, pool: &Pool) -> Step {
         match self.phase {
-            Phase::Holding { held_bytes, .. } => self.on_body(held_bytes as usize, true),
+            Phase::Holding { held_bytes, .. } => self.on_body(pool, held_bytes as usize, true),
             Phase::Decided | Phase::Answering { .. } | Phase::Ended => Step::Pass,
         }
     }
@@ -306,12 +308,15 @@ impl Exchange {
         now_ms: u64,
     ) -> ResponseNote {
         match self.phase {
-            Phase::Holding { held_bytes, .. } => {
+            Phase::Holding {
+                threshold_bytes,
+                held_bytes,
+            } => {
                 self.answer_with(FirstByte::Nothing);
                 self.was_answered_while_held = !head.via_upstream && !head.body_too_large;
                 ResponseNote {
                     refused_while_held: head.body_too_large,
-                    hold_lowered: head.body_too_large && pool.hold_refused(held_bytes),
+                    hold_lowered: head.body_too_large && pool.hold_refused(held_bytes, threshold_bytes),
                     ..ResponseNote::default()
                 }
             }

@@ -86,7 +86,7 @@ pub enum Unkeyed {
     Body(NoPrompt),
     /// The body is compressed, or not JSON by its content type.
     Unreadable,
-    /// The client waits for `100 Continue`, so the body cannot be waited for.
+    /// The client waits for a `100 Continue` or an upgrade that only the upstream can give.
     ExpectContinue,
     /// Envoy's filter configuration lacks `allow_on_headers_stop_iteration`, so there is no body to wait for.
     FlagMissing,
@@ -151,7 +151,7 @@ impl Pool {
             index: PrefixIndex::new(index_settings(&config)),
             bytes_per_token: BytesPerToken::new(config.bytes_per_token),
             late_fields: LateFields::of_bytes(config.late_field_bytes),
-            hold: HoldLimit::new(config.max_buffer_bytes),
+            hold: HoldLimit::new(config.max_buffer_bytes, config.stream_buffer_bytes),
             rng: Rng::new(worker),
             worker,
             journal_sequence: 0,
@@ -177,7 +177,8 @@ impl Pool {
         if config.late_field_bytes != self.config.late_field_bytes {
             self.late_fields = LateFields::of_bytes(config.late_field_bytes);
         }
-        self.hold.reconfigure(config.max_buffer_bytes);
+        self.hold
+            .reconfigure(config.max_buffer_bytes, config.stream_buffer_bytes);
         self.config = config;
     }
 
@@ -343,9 +344,9 @@ impl Pool {
         self.hold.bytes_for(content_length)
     }
 
-    /// Envoy refused a body while `held_bytes` of it were held; true when this lowered the threshold.
-    pub fn hold_refused(&mut self, held_bytes: u32) -> bool {
-        self.hold.refused(held_bytes)
+    /// Envoy refused a body of which `held_bytes` were held, up to `threshold_bytes`; true when this lowered the threshold.
+    pub fn hold_refused(&mut self, held_bytes: u32, threshold_bytes: u32) -> bool {
+        self.hold.refused(held_bytes, threshold_bytes)
     }
 
     /// Value of the steering header: the decision's hosts, best first.

@@ -24,7 +24,10 @@ fn absent_keys_have_their_defaults() {
     assert_eq!(pool.recompute_weight, RecomputeWeight::Utilisation);
     assert_eq!(pool.steering_header, "x-gateway-destination-endpoint");
     assert!(!pool.debug_headers && !pool.dry_run);
-    assert_eq!(pool.max_buffer_bytes, 768 * 1024);
+    assert_eq!(
+        (pool.max_buffer_bytes, pool.stream_buffer_bytes),
+        (768 * 1024, None)
+    );
     assert_eq!(pool.prompt.max_prefix_bytes, 512 * 1024);
     assert!(pool.prompt.secret.is_empty());
     assert_eq!(pool.prompt.volatile_heads, ["x-anthropic-billing-header:"]);
@@ -70,6 +73,7 @@ fn every_key_reaches_its_field() {
             "debug_headers": true,
             "dry_run": true,
             "max_buffer_bytes": 5000,
+            "stream_buffer_bytes": 50_000,
             "late_field_bytes": 5001,
             "table_fresh_ms": 5002,
             "prefix": {
@@ -102,6 +106,7 @@ fn every_key_reaches_its_field() {
         (pool.max_buffer_bytes, pool.late_field_bytes, pool.table_fresh_ms),
         (5000, 5001, 5002)
     );
+    assert_eq!(pool.stream_buffer_bytes, Some(50_000));
     assert_eq!((pool.prompt.max_prefix_bytes, pool.home_bytes), (5003, 5004));
     assert_eq!((pool.recent_prefix_bytes, pool.bytes_per_token), (50_050, 2));
     assert_eq!(pool.index_memory_bytes, 500_500);

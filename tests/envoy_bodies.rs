@@ -48,8 +48,10 @@ on_both_envoys! {
     a_missing_flag_delays_only_the_first_requests,
     a_slow_first_client_is_not_taken_for_a_missing_flag,
     a_small_connection_buffer_refuses_at_most_one_body,
+    a_stated_connection_buffer_refuses_no_body,
     aborted_requests_leave_no_tally_behind,
     expect_continue_is_answered,
+    an_upgrade_by_post_is_not_held,
     an_early_answer_reaches_the_client,
     streamed_answers_are_not_held_back,
 }
@@ -643,6 +645,32 @@ async fn a_slow_first_client_is_not_taken_for_a_missing_flag(requirement: Requir
     assert!(!rig.envoy.log().contains("allow_on_headers_stop_iteration"));
 }
 
+async fn a_stated_connection_buffer_refuses_no_body(requirement: Requirement) {
+    let rig = Rig::start(requirement, |shape| {
+        shape.config.connection_buffer_limit_bytes = Some(32 << 10);
+        shape.config.request_body_buffer_limit_bytes = None;
+        shape.pool()["stream_buffer_bytes"] = json!(32 << 10);
+    })
+    .await;
+    let bodies = [20_000, 32 << 10, (32 << 10) + 1, 60_000, 1 << 20].map(|bytes| chat_of("Stated.", bytes));
+    let mut uploads = JoinSet::new();
+    for number in 0..30 {
+        let (body, url) = (bodies[number % bodies.len()].clone(), rig.url(CHAT));
+        uploads.spawn(async move {
+            let sent = match number % 2 {
+                0 => full(body.clone()),
+                _ => pieces(cut(&body, 20_000), None),
+            };
+            let request = post_request(&url, &[], sent).unwrap();
+            let answer = Client::new().request(request).await.unwrap();
+            assert_eq!(answer.status, 200, "upload {number}: {}", answer.text());
+            assert_intact(&answer, &body, "an upload");
+        });
+    }
+    assert_eq!(uploads.join_all().await.len(), 30);
+    assert_eq!(rig.stat("warmroute_held_body_refused_total").await, 0);
+}
+
 async fn a_small_connection_buffer_refuses_at_most_one_body(requirement: Requirement) {
     let rig = Rig::start(requirement, |shape| {
         shape.config.connection_buffer_limit_bytes = Some(32 << 10);
@@ -851,6 +879,31 @@ async fn expect_continue_is_answered(requirement: Requirement) {
         let counted = rig.stat("warmroute_unkeyed_total.reason.expect_continue").await;
         assert_eq!(counted, if proxied { 3 } else { 0 });
     }
+}
+
+async fn an_upgrade_by_post_is_not_held(requirement: Requirement) {
+    let upstream = HastyUpstream::start().await;
+    let rig = Rig::start(requirement, |shape| {
+        shape.config.pools[0].endpoints = vec![upstream.address];
+        shape.pool()["metrics"] = json!({"enabled": false});
+        shape.patch = |bootstrap| {
+            connection_manager(bootstrap)["upgrade_configs"] = json!([{"upgrade_type": "websocket"}]);
+        };
+    })
+    .await;
+    let mut client = RawClient::connect(rig.address()).await;
+    // A websocket's client sends nothing before the upstream has agreed, and this one does not.
+    client
+        .send(
+            format!(
+                "POST {CHAT} HTTP/1.1\r\nhost: test\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+            )
+            .as_bytes(),
+        )
+        .await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.text().as_str()), (400, "hasty"));
+    assert_eq!(reason(&answer), "least_loaded; expect_continue");
 }
 
 async fn an_early_answer_reaches_the_client(requirement: Requirement) {

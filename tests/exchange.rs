@@ -109,7 +109,7 @@ fn deliver(
     end: bool,
     now_ms: u64,
 ) -> Step {
-    let step = exchange.on_body(held_bytes, end);
+    let step = exchange.on_body(pool, held_bytes, end);
     read(exchange, pool, body, held_bytes, step, now_ms);
     step
 }
@@ -231,7 +231,7 @@ fn every_way_a_body_can_come_has_its_steps() {
                     deliver(&mut exchange, &mut pool, &body, len, end, NOW_MS)
                 }
                 Trailers => {
-                    let step = exchange.on_trailers();
+                    let step = exchange.on_trailers(&pool);
                     read(&mut exchange, &mut pool, &body, held, step, NOW_MS);
                     step
                 }
@@ -276,14 +276,14 @@ fn a_request_whose_body_cannot_be_waited_for_is_steered_at_its_headers() {
         ),
         (Some("application/json"), None, false, false, Unkeyed::FlagMissing),
     ];
-    for (content_type, content_encoding, expects_continue, body_comes, cause) in cases {
+    for (content_type, content_encoding, awaits_upstream, body_comes, cause) in cases {
         for session in [None, Some(b"s-17".to_vec())] {
             let mut pool = pool("", 4);
             let head = RequestHead {
                 content_type: content_type.map(Into::into),
                 content_encoding: content_encoding.map(Into::into),
                 content_length: Some(8000),
-                expects_continue,
+                awaits_upstream,
                 session: session.clone(),
                 ..head()
             };
@@ -295,8 +295,8 @@ fn a_request_whose_body_cannot_be_waited_for_is_steered_at_its_headers() {
             assert_eq!((decision.prompt_bytes, decision.hosts.len()), (8000, 3));
             // 2000 tokens at a mean context of 1000: attention adds 2000 · 1000 ÷ 53 000.
             assert_eq!(open(&pool, NOW_MS)[&slots(&exchange)[0]], (1, 2037), "{cause:?}");
-            assert_eq!(exchange.on_body(9000, true), Step::Pass);
-            assert_eq!(exchange.on_trailers(), Step::Pass);
+            assert_eq!(exchange.on_body(&pool, 9000, true), Step::Pass);
+            assert_eq!(exchange.on_trailers(&pool), Step::Pass);
             exchange.on_end(&mut pool, NOW_MS);
             assert_eq!(open(&pool, NOW_MS), BTreeMap::new());
         }
@@ -328,7 +328,7 @@ fn only_posts_with_a_body_on_a_generation_path_concern_us() {
 fn after_a_413_bodies_that_may_not_fit_are_decided_by_their_first_chunk() {
     let mut pool = pool("", 4);
     let mut refused = start(&mut pool, head());
-    assert_eq!(refused.on_body(60_000, false), Step::Hold);
+    assert_eq!(refused.on_body(&pool, 60_000, false), Step::Hold);
     let too_large = ResponseHead {
         status: 413,
         body_too_large: true,
@@ -340,7 +340,7 @@ fn after_a_413_bodies_that_may_not_fit_are_decided_by_their_first_chunk() {
         ..ResponseNote::default()
     };
     assert_eq!(refused.on_response_headers(&mut pool, &too_large, NOW_MS), want);
-    assert_eq!(refused.on_body(90_000, true), Step::Pass);
+    assert_eq!(refused.on_body(&pool, 90_000, true), Step::Pass);
     assert!(!refused.on_end(&mut pool, NOW_MS), "counted as refused");
 
     let body = chat(100_000, true);
@@ -391,7 +391,7 @@ fn a_second_refusal_that_lowers_nothing_is_not_worth_a_warning() {
                 ..head()
             },
         );
-        exchange.on_body(held, false);
+        exchange.on_body(&pool, held, false);
         let note = exchange.on_response_headers(&mut pool, &too_large, NOW_MS);
         assert_eq!(
             (note.refused_while_held, note.hold_lowered),
@@ -402,10 +402,39 @@ fn a_second_refusal_that_lowers_nothing_is_not_worth_a_warning() {
 }
 
 #[test]
+fn a_413_lets_go_what_else_is_held() {
+    let mut pool = pool("", 4);
+    let body = chat(100_000, true);
+    let [mut refused, mut unknown, mut fits] = [None, None, Some(30_000)].map(|content_length| {
+        let head = RequestHead {
+            content_length,
+            ..head()
+        };
+        start(&mut pool, head)
+    });
+    for exchange in [&mut refused, &mut unknown, &mut fits] {
+        let step = deliver(exchange, &mut pool, &body, 20_000, false, NOW_MS);
+        assert_eq!(step, Step::Hold);
+    }
+    refused.on_body(&pool, 70_000, false);
+    let too_large = ResponseHead {
+        status: 413,
+        body_too_large: true,
+        ..ResponseHead::default()
+    };
+    refused.on_response_headers(&mut pool, &too_large, NOW_MS);
+    let step = deliver(&mut unknown, &mut pool, &body, 24_000, false, NOW_MS);
+    assert_eq!(step, cut(24_000), "the next read might be one too many");
+    assert!(!unknown.is_holding());
+    let step = deliver(&mut fits, &mut pool, &body, 24_000, false, NOW_MS);
+    assert_eq!(step, Step::Hold, "half of what Envoy held is safe");
+}
+
+#[test]
 fn a_hold_may_end_without_a_decision() {
     let mut pool = pool("", 4);
     let mut aborted = start(&mut pool, head());
-    aborted.on_body(10, false);
+    aborted.on_body(&pool, 10, false);
     assert!(aborted.on_end(&mut pool, NOW_MS));
     assert!(!aborted.on_end(&mut pool, NOW_MS), "counted once");
 
@@ -416,13 +445,13 @@ fn a_hold_may_end_without_a_decision() {
     let mut timed_out = start(&mut pool, head());
     let note = timed_out.on_response_headers(&mut pool, &timeout, NOW_MS);
     assert_eq!(note, ResponseNote::default());
-    assert_eq!(timed_out.on_body(10, true), Step::Pass);
+    assert_eq!(timed_out.on_body(&pool, 10, true), Step::Pass);
     assert!(timed_out.on_end(&mut pool, NOW_MS));
 
     let mut let_go = start(&mut pool, head());
     let_go.abandon(Unkeyed::FlagMissing);
     assert_eq!(let_go.unkeyed(), Some(Unkeyed::FlagMissing));
-    assert_eq!(let_go.on_body(10, true), Step::Pass);
+    assert_eq!(let_go.on_body(&pool, 10, true), Step::Pass);
     let_go.decide(&mut pool, &chat(200, true), BodyEnd::EndOfStream, NOW_MS);
     assert!(!let_go.on_end(&mut pool, NOW_MS));
 
@@ -937,7 +966,7 @@ impl World {
         let head = RequestHead {
             content_length: (self.rng.below(2) == 0).then_some(body.len() as u64),
             content_encoding: (self.rng.below(9) == 0).then(|| "gzip".into()),
-            expects_continue: self.rng.below(20) == 0,
+            awaits_upstream: self.rng.below(20) == 0,
             session: (self.rng.below(4) == 0).then(|| vec![b's'; self.rng.below(70_000)]),
             ..head()
         };
@@ -990,8 +1019,8 @@ impl World {
                 deliver(&mut live.exchange, pool, &live.body, live.held, end, now_ms);
             }
             5 => {
-                let step = live.exchange.on_trailers();
                 let pool = &mut self.pools[pool_at];
+                let step = live.exchange.on_trailers(pool);
                 read(&mut live.exchange, pool, &live.body, live.held, step, now_ms);
             }
             6 if self.rng.below(8) == 0 => {

@@ -36,6 +36,7 @@ impl Default for PoolDraft {
                 debug_headers: false,
                 dry_run: false,
                 max_buffer_bytes: DEFAULT_MAX_BUFFER_BYTES,
+                stream_buffer_bytes: None,
                 prompt: PromptOptions::default(),
                 tenant_header: None,
                 session_headers: vec![DEFAULT_SESSION_HEADER.into()],
@@ -85,6 +86,9 @@ impl PoolDraft {
         }
         if let Some(bytes) = reader.integer32("max_buffer_bytes", 4096, 16 << 20)? {
             config.max_buffer_bytes = bytes;
+        }
+        if let Some(bytes) = reader.integer32("stream_buffer_bytes", 4096, 1 << 30)? {
+            config.stream_buffer_bytes = Some(bytes);
         }
         if let Some(bytes) = reader.integer32("late_field_bytes", 4096, 16 << 20)? {
             config.late_field_bytes = bytes;

@@ -53,13 +53,18 @@ impl Filter {
                 });
                 if decided.is_some() {
                     self.steer(started_ns);
-                } else {
-                    // The pool went with its configuration while the request was held.
-                    self.active = None;
                 }
                 false
             }
         }
+    }
+
+    /// Performs a step, unless the pool went with its configuration while the request was held.
+    fn perform_if_any(&mut self, step: Option<Step>) -> bool {
+        if step.is_none() {
+            self.active = None;
+        }
+        self.perform(step.unwrap_or(Step::Pass))
     }
 
     /// Writes the steering header of a decided request and counts the decision.
@@ -157,7 +162,7 @@ impl Filter {
                 log::warn!(
                     "Envoy refused a body of which {} bytes are held by default: raise the route's \
                      request_body_buffer_limit (1.37 or newer) or the listener's per_connection_buffer_limit_bytes, \
-                     or lower max_buffer_bytes; until then bodies that may not fit are decided by their first chunk",
+                     or state the limit as stream_buffer_bytes; until then bodies that may not fit are decided by their first chunk",
                     entry.pool.config().max_buffer_bytes
                 );
             }
@@ -263,10 +268,9 @@ impl HttpContext for Filter {
         if self.active.is_none() || !self.may_touch() {
             return Action::Continue;
         }
-        let step = self.active.as_mut().map_or(Step::Pass, |(_, exchange)| {
-            exchange.on_body(held_bytes, end_of_stream)
-        });
-        if self.perform(step) {
+        let step =
+            self.with_exchange(|exchange, entry, _| exchange.on_body(&entry.pool, held_bytes, end_of_stream));
+        if self.perform_if_any(step) {
             Action::Pause
         } else {
             Action::Continue
@@ -277,11 +281,8 @@ impl HttpContext for Filter {
         if self.active.is_none() || !self.may_touch() {
             return Action::Continue;
         }
-        let step = self
-            .active
-            .as_mut()
-            .map_or(Step::Pass, |(_, exchange)| exchange.on_trailers());
-        self.perform(step);
+        let step = self.with_exchange(|exchange, entry, _| exchange.on_trailers(&entry.pool));
+        self.perform_if_any(step);
         Action::Continue
     }
 
@@ -403,7 +404,7 @@ struct Lines<'a> {
     content_type: Option<&'a [u8]>,
     content_encoding: Option<&'a [u8]>,
     content_length: Option<&'a [u8]>,
-    expects_continue: bool,
+    awaits_upstream: bool,
     spoofed: Vec<String>,
 }
 
@@ -415,7 +416,7 @@ impl<'a> Lines<'a> {
             content_type: None,
             content_encoding: None,
             content_length: None,
-            expects_continue: false,
+            awaits_upstream: false,
             spoofed: Vec::new(),
         };
         for (name, value) in headers.iter() {
@@ -425,7 +426,9 @@ impl<'a> Lines<'a> {
                 b"content-type" => lines.content_type = Some(value),
                 b"content-encoding" => lines.content_encoding = Some(value),
                 b"content-length" => lines.content_length = Some(value),
-                b"expect" => lines.expects_continue = value.eq_ignore_ascii_case(b"100-continue"),
+                b"expect" => lines.awaits_upstream |= value.eq_ignore_ascii_case(b"100-continue"),
+                // Envoy has removed it where no upgrade follows.
+                b"upgrade" => lines.awaits_upstream = true,
                 _ => {
                     let steers = |pool: &&PoolConfig| pool.steering_header.as_bytes() == name;
                     if let Some(pool) = config.pools.iter().find(steers)
@@ -459,7 +462,7 @@ impl<'a> Lines<'a> {
             content_type: text(self.content_type),
             content_encoding: text(self.content_encoding),
             content_length: self.content_length.and_then(parse_number),
-            expects_continue: self.expects_continue,
+            awaits_upstream: self.awaits_upstream,
             tenant: pool.tenant_header.as_deref().and_then(join),
             session: pool.session_headers.iter().find_map(|name| find(name)),
         }

@@ -47,6 +47,10 @@ pub struct EnvoyConfig {
     pub lds_path: Option<PathBuf>,
     /// More clusters, as Envoy configs.
     pub extra_clusters: Vec<Value>,
+    /// Routes before all others, as Envoy configs.
+    pub extra_routes: Vec<Value>,
+    /// Fields to set in the connection manager, such as `request_timeout`.
+    pub extra_manager: Value,
     /// Fields to set at the top of the bootstrap, such as `stats_config`.
     pub extra: Value,
 }
@@ -76,6 +80,8 @@ impl EnvoyConfig {
             admin_port: None,
             lds_path: None,
             extra_clusters: Vec::new(),
+            extra_routes: Vec::new(),
+            extra_manager: Value::Null,
             extra: Value::Null,
         }
     }
@@ -128,13 +134,14 @@ impl EnvoyConfig {
 
     /// The listener as a tree.
     pub fn listener(&self) -> Value {
-        let manager = json!({
+        let mut manager = json!({
             "@type": hcm("HttpConnectionManager"),
             "stat_prefix": LISTENER,
             "http_protocol_options": {"enable_trailers": self.http1_trailers},
             "route_config": {"name": LISTENER, "virtual_hosts": [self.virtual_host()]},
             "http_filters": self.http_filters(),
         });
+        set_fields(&mut manager, &self.extra_manager);
         let filter =
             json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": manager});
         let mut listener = json!({
@@ -149,8 +156,9 @@ impl EnvoyConfig {
     }
 
     fn virtual_host(&self) -> Value {
-        let mut routes: Vec<Value> = self.routes.iter().map(RouteConfig::to_json).collect();
-        if let (true, Some(pool)) = (routes.is_empty(), self.pools.first()) {
+        let mut routes = self.extra_routes.clone();
+        routes.extend(self.routes.iter().map(RouteConfig::to_json));
+        if let (true, Some(pool)) = (self.routes.is_empty(), self.pools.first()) {
             routes.push(RouteConfig::to(&pool.cluster).to_json());
         }
         let mut host = json!({"name": LISTENER, "domains": ["*"], "routes": routes});
