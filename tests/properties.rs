@@ -2,7 +2,7 @@
 //!
 //! A fuzzer finds more, but only when somebody runs it; this finds a broken property with every test run. Counts of what
 //! was reached are held against minima, so that a generator that reaches nothing any more fails, too. `WARMROUTE_SEED`
-//! replays one seed.
+//! replays one seed, `WARMROUTE_SEEDS` makes them so many.
 
 #![cfg(not(target_family = "wasm"))]
 #![expect(
@@ -42,6 +42,8 @@ use warmroute::strategy::Rng;
 fn on_seeds(count: u64, check: fn(&[u8], &mut Seen), minima: &[(&str, u64)]) {
     let replay = std::env::var("WARMROUTE_SEED").ok();
     let replay: Option<u64> = replay.map(|seed| seed.parse().expect("WARMROUTE_SEED is a number"));
+    let longer = std::env::var("WARMROUTE_SEEDS").ok();
+    let count = longer.map_or(count, |count| count.parse().expect("WARMROUTE_SEEDS is a number"));
     let mut seen = Seen::default();
     for seed in replay.map_or(0..count, |seed| seed..seed + 1) {
         let data = input(seed);

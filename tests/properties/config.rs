@@ -301,12 +301,12 @@ fn settings(choices: &mut Choices<'_>, below: usize) -> Vec<(String, Node)> {
 fn fields_of(choices: &mut Choices<'_>, keys: &[&str], below: usize) -> Vec<(String, Node)> {
     let mut fields: Vec<(String, Node)> = Vec::new();
     for _ in 0..choices.below(below) {
-        let key = if choices.one_in(24) {
+        let key = if choices.one_in(64) {
             choices.pick(&KEYS)
         } else {
             choices.pick(keys)
         };
-        if fields.iter().all(|(known, _)| known != key) || choices.one_in(48) {
+        if fields.iter().all(|(known, _)| known != key) || choices.one_in(200) {
             fields.push((key.to_owned(), value_of(choices, key)));
         }
     }
@@ -314,7 +314,7 @@ fn fields_of(choices: &mut Choices<'_>, keys: &[&str], below: usize) -> Vec<(Str
 }
 
 fn value_of(choices: &mut Choices<'_>, key: &str) -> Node {
-    if choices.one_in(24) {
+    if choices.one_in(64) {
         return any(choices, &KEYS, 2);
     }
     let word = |choices: &mut Choices<'_>, words: &[&str]| Node::text(choices.pick(words));
@@ -337,7 +337,7 @@ fn value_of(choices: &mut Choices<'_>, key: &str) -> Node {
         )),
         "recompute_weight" | "kv_cache_usage" => Node::Number(
             choices
-                .pick(&["0", "0.5", "1", "1.0001", "16", "0.9999", "-0.0"])
+                .pick(&["0", "0.5", "1", "0.9999", "-0.0", "1.0001", "16"])
                 .to_owned(),
         ),
         "debug_headers" | "dry_run" | "enabled" | "require_served_by" => Node::Bool(choices.one_in(2)),
@@ -378,10 +378,7 @@ fn value_of(choices: &mut Choices<'_>, key: &str) -> Node {
             ],
             5,
         )),
-        "preset" => word(
-            choices,
-            &["vllm", "sglang", "tensorrt_llm", "tgi", "llama_cpp", "custom"],
-        ),
+        "preset" => word(choices, &["vllm", "sglang", "tensorrt_llm", "tgi", "llama_cpp"]),
         "names" => Node::Object(fields_of(
             choices,
             &[
@@ -394,47 +391,40 @@ fn value_of(choices: &mut Choices<'_>, key: &str) -> Node {
             ],
             4,
         )),
-        "path" => word(choices, &["/metrics", "metrics", "/"]),
-        "steering_header" | "tenant_header" => word(
-            choices,
-            &[
-                "x-tenant",
-                "X-Tenant",
-                "host",
-                "x-request-id",
-                "a b",
-                "\u{e9}",
-                "x_y.z",
-            ],
-        ),
-        "headers" => Node::List(
+        "path" => word(choices, &["/metrics", "/m", "/", "metrics"]),
+        "steering_header" | "tenant_header" if choices.one_in(12) => {
+            word(choices, &["host", "x-request-id", "a b", "\u{e9}"])
+        }
+        "steering_header" | "tenant_header" => word(choices, &["x-tenant", "X-Tenant", "x_y.z"]),
+        "headers" => {
+            let name = word(choices, &["x-s", "x-t", "x-u", "x-request-id"]);
+            Node::List(vec![name; choices.below(3)])
+        }
+        "fields" => {
+            let name = word(choices, &["user", "session_id", "metadata.user_id", "x"]);
+            Node::List(vec![name; choices.below(3)])
+        }
+        "volatile_heads" => Node::List(
             (0..choices.below(3))
-                .map(|_| word(choices, &["x-s", "x-request-id"]))
+                .map(|_| word(choices, &["head", "\u{e9}"]))
                 .collect(),
         ),
-        "fields" => Node::List(
-            (0..choices.below(3))
-                .map(|_| word(choices, &["user", "session_id", "x"]))
-                .collect(),
-        ),
-        "volatile_heads" => Node::List((0..choices.below(3)).map(|_| Node::Text(text(choices))).collect()),
         "hosts" => Node::List((0..choices.below(4)).map(|_| host(choices)).collect()),
         key if key.ends_with("_bytes") || key.ends_with("_ms") || NUMBER_KEYS.contains(&key) => {
-            number(choices)
+            number(choices, key)
         }
+        "waiting" | "running" | "kv_usage" | "kv_capacity_tokens" | "prefix_queries" | "prefix_hits"
+        | "started_seconds" | "cluster" | "admin_cluster" => word(choices, &["own_metric", "engines"]),
         _ => Node::Text(text(choices)),
     }
 }
 
 fn host(choices: &mut Choices<'_>) -> Node {
-    let address = choices.pick(&[
-        "10.0.0.1:8000",
-        "[::1]:8000",
-        "[fe80::1%7]:80",
-        "10.0.0.1:0",
-        "a:80",
-        "10.0.0.1",
-    ]);
+    let address = if choices.one_in(16) {
+        choices.pick(&["10.0.0.1:0", "a:80", "10.0.0.1", "[::1]", ""])
+    } else {
+        choices.pick(&["10.0.0.1:8000", "[::1]:8000", "[fe80::1%7]:80"])
+    };
     Node::object([
         ("address", Node::text(address)),
         (
@@ -444,25 +434,22 @@ fn host(choices: &mut Choices<'_>) -> Node {
     ])
 }
 
-fn number(choices: &mut Choices<'_>) -> Node {
-    match choices.below(8) {
+/// A number that the key may have, mostly.
+fn number(choices: &mut Choices<'_>, key: &str) -> Node {
+    let sound: &[u32] = match key {
+        "max_buffer_bytes" | "late_field_bytes" | "max_bytes" => &[4096, 65_536, 4 << 20],
+        "home_bytes" => &[256, 4096, 65_536],
+        "memory_bytes" => &[262_144, 1 << 20, 64 << 20],
+        "table_fresh_ms" => &[1500, 3000, 60_000],
+        "interval_ms" | "timeout_ms" => &[500, 1000, 1500],
+        _ => &[1, 2, 16],
+    };
+    match choices.below(24) {
         0 => Node::number(choices.odd_u64()),
         1 => Node::text("1024"),
         2 => Node::Number("4096.5".to_owned()),
-        _ => Node::number(choices.pick(&[
-            1,
-            2,
-            16,
-            100,
-            500,
-            1024,
-            2000,
-            4096,
-            16_384,
-            65_536,
-            1 << 20,
-            16 << 20,
-        ])),
+        3 => Node::number(choices.pick(&[1, 100, 1024, 2000, 16_384, 1 << 20, 16 << 20, 256 << 20])),
+        _ => Node::number(choices.pick(sound)),
     }
 }
 

@@ -332,7 +332,7 @@ fn body(choices: &mut Choices<'_>) -> Vec<u8> {
         }
         let role = ["system", "user", "assistant"][choices.below(3)];
         let sentence = ["tell me more. ", "why is that so? ", "\u{e9}t\u{e9} "][choices.below(3)];
-        let text = sentence.repeat(1 + choices.below(90));
+        let text = sentence.repeat(1 + choices.below(255));
         messages.push_str(&format!(r#"{{"role":"{role}","content":"{text}"}}"#));
     }
     let model = ["demo", "other", "demo:adapter"][choices.below(3)];

@@ -12,10 +12,14 @@ use super::choices::{Choices, Seen, shown};
 /// Checks everything on the table or the bytes that the bytes stand for.
 pub(crate) fn check(data: &[u8], seen: &mut Seen) {
     let mut choices = Choices::new(data);
-    match choices.below(3) {
+    match choices.below(5) {
         0 => check_written(&mut choices, seen),
         1 => {
             let _ = check_read(choices.rest(), seen);
+        }
+        2 | 3 => {
+            let blob = tampered(&table(&mut choices).encode(), &mut choices);
+            let _ = check_read(&blob, seen);
         }
         _ => {
             // A payload that nobody wrote, under a checksum that is right.
@@ -108,6 +112,28 @@ pub(super) fn check_damage(
     }
     let longer = [blob, &[choices.byte()]].concat();
     assert!(is_refused(&longer), "{}", shown(blob));
+}
+
+/// A blob some bytes of which were changed, left out or added, its checksum right again.
+pub(super) fn tampered(blob: &[u8], choices: &mut Choices<'_>) -> Vec<u8> {
+    let (header, payload) = blob.split_at(SEALED_HEADER_BYTES);
+    let mut payload = payload.to_vec();
+    for _ in 0..choices.below(4) {
+        let at = choices.below(payload.len() + 1);
+        match choices.below(4) {
+            0 => payload.insert(at, choices.byte()),
+            1 if at < payload.len() => {
+                payload.remove(at);
+            }
+            _ => {
+                if let Some(byte) = payload.get_mut(at) {
+                    *byte = choices.byte();
+                }
+            }
+        }
+    }
+    let magic = [header[0], header[1], header[2], header[3]];
+    sealed(magic, 1, &payload)
 }
 
 /// A blob around any payload, its checksum right: what a plugin that means harm can write.
@@ -212,3 +238,6 @@ fn load(choices: &mut Choices<'_>) -> Load {
         adapters: (0..adapters).map(|_| choices.odd_u64()).collect(),
     }
 }
+
+/// Magic, version, length, checksum.
+const SEALED_HEADER_BYTES: usize = 18;

@@ -11,12 +11,12 @@ use warmroute::lease::{Contender, Lease, LeaseStep, Priority, step};
 use warmroute::pool::Pool;
 
 use super::choices::{Choices, Seen, shown};
-use super::host_table::{check_damage, sealed, table};
+use super::host_table::{check_damage, sealed, table, tampered};
 
 /// Checks everything on the journals or the bytes that the bytes stand for.
 pub(crate) fn check(data: &[u8], seen: &mut Seen) {
     let mut choices = Choices::new(data);
-    match choices.below(6) {
+    match choices.below(8) {
         0 => check_read(choices.rest(), seen),
         1 => {
             let magic = *choices.pick(&[b"WRJN", b"WRJM", b"WRPL", b"WRLS"]);
@@ -33,6 +33,22 @@ pub(crate) fn check(data: &[u8], seen: &mut Seen) {
         2 => check_journal(&mut choices, seen),
         3 => check_merged(&mut choices, seen),
         4 => check_lease(&mut choices, seen),
+        5 => {
+            let journal = journal(&mut choices);
+            let merged = MergedJournals {
+                merged_ms: journal.heartbeat_ms,
+                counts: choices.take(16).to_vec(),
+                journals: vec![(choices.byte(), journal.clone())],
+            };
+            let blob = match choices.below(3) {
+                0 => journal.encode(),
+                1 => journal.placements.encode(journal.worker),
+                _ => merged.encode().unwrap_or_default(),
+            };
+            if !blob.is_empty() {
+                check_read(&tampered(&blob, &mut choices), seen);
+            }
+        }
         _ => check_pool(&mut choices, seen),
     }
 }

@@ -80,6 +80,20 @@ impl Node {
         }
     }
 
+    /// Keys of the object that has most.
+    pub(crate) fn widest(&self) -> usize {
+        match self {
+            Self::List(items) => items.iter().map(Self::widest).max().unwrap_or(0),
+            Self::Object(fields) => fields
+                .iter()
+                .map(|(_, value)| value.widest())
+                .max()
+                .unwrap_or(0)
+                .max(fields.len()),
+            Self::Null | Self::Bool(_) | Self::Number(_) | Self::Text(_) | Self::Verbatim(_) => 0,
+        }
+    }
+
     /// As short as it gets.
     pub(crate) fn plain(&self) -> String {
         self.written(&mut Choices::new(&[]))

@@ -68,7 +68,7 @@ pub(crate) fn check(data: &[u8], seen: &mut Seen) {
     let mode = choices.byte();
     let preset = preset(&mut choices);
     if mode.is_multiple_of(2) {
-        let lines = lines(&mut choices, seen);
+        let lines = lines(&mut choices, &preset, seen);
         let body = lines.concat();
         check_text(&preset, body.as_bytes(), data, seen);
         check_order(&preset, lines, &mut choices, seen);
@@ -182,14 +182,17 @@ fn preset(choices: &mut Choices<'_>) -> Preset {
 
 /// Sample lines, each with its line feed; no two have the same value, and values are small whole numbers, since sums of
 /// floats depend on their order by a bit.
-fn lines(choices: &mut Choices<'_>, seen: &mut Seen) -> Vec<String> {
+fn lines(choices: &mut Choices<'_>, preset: &Preset, seen: &mut Seen) -> Vec<String> {
     const VALUES: [&str; 12] = [
         "a", "a,b", "a, b ,c", "", "waiting", "total", "16", "1000", "used", "fraction", "x\\\"}y", "\\\\",
     ];
     let count = if choices.one_in(16) { 70 } else { choices.below(24) };
     (0..count)
         .map(|at| {
-            let mut line = choices.pick(&NAMES).to_owned();
+            let is_any = choices.one_in(4);
+            let mut line = choices
+                .pick(if is_any { &NAMES } else { own_names(preset) })
+                .to_owned();
             if choices.one_in(4) {
                 line = line.replace(':', "_");
             }
@@ -217,4 +220,16 @@ fn lines(choices: &mut Choices<'_>, seen: &mut Seen) -> Vec<String> {
             line
         })
         .collect()
+}
+
+/// The names that a preset reads, and the start time that all read.
+fn own_names(preset: &Preset) -> &'static [&'static str] {
+    match preset {
+        Preset::Vllm => &NAMES[..9],
+        Preset::Sglang => &NAMES[8..16],
+        Preset::TensorRtLlm => &NAMES[16..26],
+        Preset::Tgi => &NAMES[26..28],
+        Preset::LlamaCpp => &NAMES[28..31],
+        Preset::Custom(_) => &NAMES,
+    }
 }
