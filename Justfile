@@ -54,6 +54,14 @@ bars *ARGS:
 figures *ARGS:
     cargo run --release --package warmroute-fleet --bin figures -- {{ARGS}}
 
+# Every fuzz target for 60 s; needs a nightly toolchain
+fuzz-short:
+    bash tests/fuzz/run.sh 60
+
+# One fuzz target for longer (`just fuzz body 1800`)
+fuzz TARGET SECONDS:
+    bash tests/fuzz/run.sh {{SECONDS}} {{TARGET}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

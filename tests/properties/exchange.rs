@@ -27,6 +27,8 @@ struct Open {
     body: Vec<u8>,
     held_bytes: usize,
     is_held: bool,
+    is_answered: bool,
+    is_told: bool,
     is_ended: bool,
 }
 
@@ -59,6 +61,8 @@ fn check_callbacks(choices: &mut Choices<'_>, seen: &mut Seen) {
                     exchange,
                     body,
                     held_bytes: 0,
+                    is_answered: false,
+                    is_told: false,
                     is_ended: false,
                 });
             }
@@ -141,8 +145,16 @@ fn call_back(
     script: &[String],
     seen: &mut Seen,
 ) {
+    // Half of the callbacks come when Envoy would make them, the others at any time.
+    let callback = match (choices.one_in(2), open.is_held, open.is_answered, open.is_told) {
+        (false, _, _, _) => choices.below(10),
+        (true, true, _, _) => 0,
+        (true, false, false, _) => 4,
+        (true, false, true, false) => 6,
+        (true, false, true, true) => 8,
+    };
     let exchange = &mut open.exchange;
-    match choices.below(10) {
+    match callback {
         0..=2 => {
             open.held_bytes = (open.held_bytes + choices.below(6000)).min(open.body.len());
             let is_last = open.held_bytes == open.body.len() && choices.one_in(2);
@@ -165,7 +177,7 @@ fn call_back(
                     .map(str::to_owned),
             ];
             let head = ResponseHead {
-                status: choices.pick(&[200, 200, 429, 503, 413, 0]),
+                status: choices.pick(&[200, 200, 200, 200, 429, 503, 413, 0]),
                 via_upstream: !choices.one_in(4),
                 body_too_large: choices.one_in(8),
                 served_by: addresses[choices.below(4)].as_deref(),
@@ -177,11 +189,13 @@ fn call_back(
             let note = exchange.on_response_headers(pool, &head, now_ms);
             assert!(note.failed_attempts <= 4, "{note:?}: {script:?}");
             open.is_held = false;
+            open.is_answered = true;
             assert!(!exchange.is_holding(), "{script:?}");
             assert_eq!(exchange.on_body(100_000, true), Step::Pass, "{script:?}");
             seen.note("response headers");
         }
-        6 => {
+        6 | 7 => {
+            open.is_told = true;
             exchange.on_response_body(pool, now_ms);
             let answer = format!(
                 "{{\"usage\":{{\"prompt_tokens\":{},\"prompt_tokens_details\":{{\"cached_tokens\":{}}}}}}}",
@@ -192,12 +206,12 @@ fn call_back(
             assert!(wanted <= answer.len(), "{script:?}");
             assert!(wanted == 0 || exchange.reads_answer(), "{script:?}");
             exchange.on_answer_bytes(&answer.as_bytes()[answer.len() - wanted..]);
-        }
-        7 => {
-            let note = exchange.on_answer_end(pool, now_ms);
-            seen.note_if("usage told", matches!(note, AnswerNote::UsageRead { .. }));
-            let again = exchange.on_answer_end(pool, now_ms);
-            assert_eq!(again, AnswerNote::Unread, "{script:?}");
+            if choices.one_in(2) {
+                let note = exchange.on_answer_end(pool, now_ms);
+                seen.note_if("usage told", matches!(note, AnswerNote::UsageRead { .. }));
+                let again = exchange.on_answer_end(pool, now_ms);
+                assert_eq!(again, AnswerNote::Unread, "{script:?}");
+            }
         }
         8 => {
             exchange.on_end(pool, now_ms);
@@ -302,14 +316,14 @@ fn start(pool: &mut Pool, choices: &mut Choices<'_>, body_bytes: usize, now_ms: 
     ]);
     let head = RequestHead {
         path: path.into(),
-        content_type: choices.one_in(8).then(|| "text/plain".into()),
-        content_encoding: choices.one_in(16).then(|| "gzip".into()),
+        content_type: choices.one_in(32).then(|| "text/plain".into()),
+        content_encoding: choices.one_in(32).then(|| "gzip".into()),
         content_length: [None, Some(body_bytes as u64), Some(u64::MAX)][choices.below(3)],
-        expects_continue: choices.one_in(16),
+        expects_continue: choices.one_in(32),
         tenant: choices.one_in(4).then(|| b"acme".to_vec()),
         session: choices.one_in(4).then(|| b"s-1".to_vec()),
     };
-    Exchange::start(pool, api, head, !choices.one_in(16), now_ms)
+    Exchange::start(pool, api, head, !choices.one_in(32), now_ms)
 }
 
 fn settings(choices: &mut Choices<'_>) -> &'static str {

@@ -5,23 +5,6 @@ use warmroute::usage::{AnswerForm, AnswerTail, BytesPerToken, TAIL_BYTES, Usage}
 use super::choices::{Choices, Seen, shown};
 use super::json::{Node, any, shuffle, text};
 
-/// Names that the reader looks for.
-pub(crate) const KEYS: [&str; 13] = [
-    "usage",
-    "meta_info",
-    "prompt_tokens",
-    "prompt_tokens_details",
-    "cached_tokens",
-    "input_tokens",
-    "input_tokens_details",
-    "cache_read_input_tokens",
-    "cache_creation_input_tokens",
-    "completion_tokens",
-    "choices",
-    "response",
-    "id",
-];
-
 /// Checks everything on the answer that the bytes stand for.
 pub(crate) fn check(data: &[u8], seen: &mut Seen) {
     let mut choices = Choices::new(data);
