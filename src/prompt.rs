@@ -721,6 +721,10 @@ mod tests {
             ),
             base
         );
+        assert_eq!(
+            prompt(Api::Generate, r#"{"text":"a","input_ids":null,"inputs":null}"#),
+            base
+        );
         let ids = prompt(
             Api::Generate,
             r#"{"text":null,"input_ids":[1,2],"lora_path":["x","x"]}"#,
@@ -782,6 +786,20 @@ mod tests {
         let id_batch = prompt(Api::OpenAiCompletions, r#"{"prompt":[[7, 8],[9,10,11]]}"#);
         assert_eq!(id_batch.chain, ids.chain);
         assert_eq!((ids.chain_bytes, id_batch.chain_bytes), (8, 20));
+        for others in ["[9,10]", "[ 9 , 10 ]"] {
+            let batch = prompt(
+                Api::OpenAiCompletions,
+                &format!(r#"{{"prompt":[[7,8],{others}]}}"#),
+            );
+            assert_eq!(batch.chain_bytes, 16, "{others}");
+        }
+        for others in ["[\",\"]", r#"["\u002c"]"#, r#"["x"]"#] {
+            let batch = prompt(
+                Api::OpenAiCompletions,
+                &format!(r#"{{"prompt":[[7,8],{others},[]]}}"#),
+            );
+            assert_eq!(batch.chain_bytes, 12, "{others}");
+        }
     }
 
     #[test]

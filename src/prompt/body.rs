@@ -124,6 +124,10 @@ impl<'de, S: SegmentSink, H: Fn(&str) -> u64> Visitor<'de> for Body<'_, '_, S, H
             };
             let bit = key.bit();
             if seen & bit != 0 {
+                // A prompt has several names, and clients send those that they do not use as null.
+                if key == Key::Prompt && is_null(map.next_value()?) {
+                    continue;
+                }
                 return Err(self.reader.fail(NoPrompt::DuplicateKey));
             }
             seen |= bit;
