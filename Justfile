@@ -85,6 +85,14 @@ sbom:
 _cargo-deny:
     test -x {{deny}} || cargo install --quiet --locked --version 0.20.2 --root target/tools/cargo-deny cargo-deny
 
+# Every fuzz target for 60 s; needs a nightly toolchain
+fuzz-short:
+    bash tests/fuzz/run.sh 60
+
+# One fuzz target for longer (`just fuzz body 1800`)
+fuzz TARGET SECONDS:
+    bash tests/fuzz/run.sh {{SECONDS}} {{TARGET}}
+
 # Exactly what CI runs
 check:
     bash .ci/run

@@ -84,13 +84,14 @@ pub fn endpoints(body: &[u8], clusters: &[&str]) -> Result<Discovered, Discovery
             column: error.column(),
         });
     }
-    found
-        .endpoints
-        .sort_unstable_by(|left, right| left.address.cmp(&right.address));
-    found
-        .endpoints
-        .dedup_by(|next, kept| next.address == kept.address);
+    put_in_order(&mut found.endpoints);
     Ok(found)
+}
+
+/// Brings endpoints into the order of their addresses; of several with one address the first stays.
+pub(crate) fn put_in_order(endpoints: &mut Vec<Endpoint>) {
+    endpoints.sort_by(|left, right| left.address.cmp(&right.address));
+    endpoints.dedup_by(|next, kept| next.address == kept.address);
 }
 
 /// Path of the admin request for `clusters`. With `envoy_has_filter` it asks for these alone: `filter=` is a regular

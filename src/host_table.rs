@@ -117,15 +117,16 @@ pub enum HostTableError {
 
 impl HostTable {
     /// The table as a sealed blob. Hosts are written in slot order; of two hosts with one slot the first is kept, and
-    /// hosts beyond [`MAX_HOSTS`], hosts with an empty address or one over [`MAX_ADDRESS_BYTES`], and adapters beyond
-    /// [`MAX_ADAPTERS`] are left out, so that every table that was written can be read.
+    /// hosts beyond [`MAX_HOSTS`], hosts whose address is empty, over [`MAX_ADDRESS_BYTES`] or not to be put into a header,
+    /// and adapters beyond [`MAX_ADAPTERS`] are left out, so that every table that was written can be read.
     pub fn encode(&self) -> Vec<u8> {
         let mut hosts: Vec<&Host> = self
             .hosts
             .iter()
-            .filter(|host| !host.address.is_empty() && host.address.len() <= MAX_ADDRESS_BYTES)
+            .filter(|host| is_address(&host.address))
             .collect();
-        hosts.sort_unstable_by_key(|host| host.slot);
+        // Where a host stands in the table breaks ties, since an unstable sort is smaller.
+        hosts.sort_unstable_by_key(|host| (host.slot, core::ptr::from_ref::<Host>(host)));
         hosts.dedup_by_key(|host| host.slot);
         hosts.truncate(MAX_HOSTS);
         let mut writer = BlobWriter::new(MAGIC, VERSION, hosts.len().saturating_mul(TYPICAL_HOST_BYTES));
@@ -266,10 +267,7 @@ fn read_host(reader: &mut BlobReader<'_>) -> Result<Option<Host>, BlobError> {
     let (Ok(address), Some(role), Some(health)) = (address, role, health) else {
         return Ok(None);
     };
-    let in_bounds = !address.is_empty()
-        && address.len() <= MAX_ADDRESS_BYTES
-        && adapter_count <= MAX_ADAPTERS
-        && presence & !HAS_ALL == 0;
+    let in_bounds = is_address(address) && adapter_count <= MAX_ADAPTERS && presence & !HAS_ALL == 0;
     if !in_bounds {
         return Ok(None);
     }
@@ -287,6 +285,12 @@ fn read_host(reader: &mut BlobReader<'_>) -> Result<Option<Host>, BlobError> {
         sampled_ms,
         load,
     }))
+}
+
+/// Whether text may stand as an address in the steering header, a list with commas. Shared data is anybody's to write.
+fn is_address(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b',';
+    (1..=MAX_ADDRESS_BYTES).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
 impl Role {
@@ -537,6 +541,50 @@ mod tests {
         )
         .unwrap();
         assert_eq!(read.hosts[0].load.adapters, (0..64).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    fn the_first_of_many_hosts_with_one_slot_is_written() {
+        let hosts = (0..200).map(|at| Host {
+            epoch: u32::from(at),
+            ..full_host(at * 7 % 50)
+        });
+        let table = HostTable {
+            published_ms: 1,
+            hosts: hosts.collect(),
+        };
+        let read = HostTable::decode(&table.encode()).unwrap();
+        assert_eq!(read.hosts.len(), 50);
+        for host in read.hosts {
+            assert!(host.epoch < 50, "{host:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_would_change_the_steering_header_is_refused() {
+        for address in [
+            "10.0.0.1:80,10.0.0.2:80",
+            "a\r\nb:c",
+            "10.0.0.1:80 ",
+            "\0",
+            "\u{e9}:80",
+        ] {
+            let mut writer = BlobWriter::new(MAGIC, VERSION, 0);
+            writer.put_u64(1);
+            writer.put_u16(1);
+            let host = Host {
+                address: address.into(),
+                ..full_host(1)
+            };
+            write_host(&mut writer, &host);
+            let refused = HostTable::decode(&writer.seal());
+            assert_eq!(refused, Err(HostTableError::InvalidHost(0)), "{address:?}");
+            let table = HostTable {
+                published_ms: 1,
+                hosts: vec![host],
+            };
+            assert_eq!(HostTable::decode(&table.encode()).unwrap().hosts, []);
+        }
     }
 
     /// The bytes of version 1. The payload was laid out by hand from the layout in the docs; the checksum field was

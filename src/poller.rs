@@ -262,8 +262,7 @@ impl Poller {
         let (cluster, interval_ms) = match &self.config.discovery {
             Discovery::Static(hosts) => {
                 let mut endpoints: Vec<Endpoint> = hosts.iter().map(Endpoint::of_static).collect();
-                endpoints.sort_unstable_by(|left, right| left.address.cmp(&right.address));
-                endpoints.dedup_by(|next, kept| next.address == kept.address);
+                discovery::put_in_order(&mut endpoints);
                 self.apply_endpoints(&endpoints, now_ms);
                 self.next_discovery_ms = u64::MAX;
                 return;

@@ -720,6 +720,10 @@ mod tests {
             ),
             base
         );
+        assert_eq!(
+            prompt(Api::Generate, r#"{"text":"a","input_ids":null,"inputs":null}"#),
+            base
+        );
         let ids = prompt(
             Api::Generate,
             r#"{"text":null,"input_ids":[1,2],"lora_path":["x","x"]}"#,
@@ -728,6 +732,47 @@ mod tests {
             (ids.chain_bytes, ids.namespace.identity.adapter.is_some()),
             (8, true)
         );
+    }
+
+    #[test]
+    fn facts_named_in_two_places_do_not_depend_on_the_order_of_keys() {
+        let both_orders = |api: Api, one: &str, other: &str| {
+            let before = read(api, &format!(r#"{{{one},{other},"prompt":"a","text":"a"}}"#));
+            let after = read(api, &format!(r#"{{{other},{one},"prompt":"a","text":"a"}}"#));
+            assert_eq!(before.prompt, after.prompt, "{one} and {other}");
+            assert!(before.prompt.is_err() || before == after, "{one} and {other}");
+            before
+        };
+        let completions = |one, other| both_orders(Api::OpenAiCompletions, one, other);
+        let named = completions(r#""model":"base:one""#, r#""lora_path":"two""#);
+        assert_eq!(named.adapter, Some(crate::chunk::name_hash(b"two")));
+        let unnamed = completions(r#""model":"base:one""#, r#""lora_path":"""#);
+        assert_eq!(unnamed.adapter, Some(crate::chunk::name_hash(b"one")));
+        let longest = completions(r#""max_tokens":7"#, r#""max_completion_tokens":9"#);
+        assert_eq!(longest.max_output_tokens, Some(9));
+        for (one, other) in [
+            (r#""lora_path":"x""#, r#""parameters":{"adapter_id":"y"}"#),
+            (
+                r#""sampling_params":{"adapter_id":"x"}"#,
+                r#""parameters":{"adapter_id":"y"}"#,
+            ),
+        ] {
+            let refused = both_orders(Api::Generate, one, other);
+            assert_eq!(refused.prompt, Err(NoPrompt::DuplicateKey));
+        }
+    }
+
+    #[test]
+    fn the_data_of_a_picture_count_whatever_stands_beside_them() {
+        let picture = |source: &str| {
+            chat(&format!(
+                r#"{{"role":"user","content":[{{"type":"image","source":{{{source}}}}}]}}"#
+            ))
+        };
+        let base = picture(r#""data":"x""#);
+        for source in [r#""data":"x","url":5"#, r#""url":5,"data":"x""#] {
+            assert_eq!(picture(source), base, "{source}");
+        }
     }
 
     #[test]
@@ -740,6 +785,20 @@ mod tests {
         let id_batch = prompt(Api::OpenAiCompletions, r#"{"prompt":[[7, 8],[9,10,11]]}"#);
         assert_eq!(id_batch.chain, ids.chain);
         assert_eq!((ids.chain_bytes, id_batch.chain_bytes), (8, 20));
+        for others in ["[9,10]", "[ 9 , 10 ]"] {
+            let batch = prompt(
+                Api::OpenAiCompletions,
+                &format!(r#"{{"prompt":[[7,8],{others}]}}"#),
+            );
+            assert_eq!(batch.chain_bytes, 16, "{others}");
+        }
+        for others in ["[\",\"]", r#"["\u002c"]"#, r#"["x"]"#] {
+            let batch = prompt(
+                Api::OpenAiCompletions,
+                &format!(r#"{{"prompt":[[7,8],{others},[]]}}"#),
+            );
+            assert_eq!(batch.chain_bytes, 12, "{others}");
+        }
     }
 
     #[test]

@@ -235,6 +235,22 @@ fn an_address_counts_once_as_it_comes_first() {
 }
 
 #[test]
+fn an_address_counts_as_it_comes_first_among_many() {
+    let hosts: Vec<String> = (0..200)
+        .map(|at| {
+            host(
+                &format!("10.0.0.{}", at * 7 % 50),
+                80,
+                &format!(r#","weight":{}"#, at + 1),
+            )
+        })
+        .collect();
+    for endpoint in only(&answer("llm", &hosts)).endpoints {
+        assert!(endpoint.weight <= 50, "{endpoint:?}");
+    }
+}
+
+#[test]
 fn numbers_are_read_as_numbers_and_as_strings() {
     let body = r#"{"cluster_statuses":[{"name":"llm","host_statuses":[{
         "address":{"socket_address":{"address":"10.0.0.1","port_value":"80"}},

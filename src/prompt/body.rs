@@ -72,6 +72,7 @@ pub(crate) struct Facts {
     pub(crate) model: Option<String>,
     pub(crate) model_hash: Option<u64>,
     pub(crate) adapter: Option<u64>,
+    pub(crate) has_adapter_key: bool,
     pub(crate) max_output_tokens: Option<u32>,
     pub(crate) stream: bool,
     pub(crate) sessions: [Option<u64>; SESSION_FIELD_COUNT],
@@ -110,7 +111,7 @@ impl<'de, S: SegmentSink, H: Fn(&str) -> u64> Visitor<'de> for Body<'_, '_, S, H
         // A number cut by the limit looks whole, so it counts only when another key or the end follows.
         let mut held_max_tokens = None;
         while let Some(Str(name)) = map.next_key()? {
-            self.facts.max_output_tokens = held_max_tokens.or(self.facts.max_output_tokens);
+            self.facts.max_output_tokens = held_max_tokens.max(self.facts.max_output_tokens);
             let session = SessionField::of_key(&name);
             let Some(key) = self.key(&name) else {
                 match session {
@@ -123,6 +124,10 @@ impl<'de, S: SegmentSink, H: Fn(&str) -> u64> Visitor<'de> for Body<'_, '_, S, H
             };
             let bit = key.bit();
             if seen & bit != 0 {
+                // A prompt has several names, and clients send those that they do not use as null.
+                if key == Key::Prompt && is_null(map.next_value()?) {
+                    continue;
+                }
                 return Err(self.reader.fail(NoPrompt::DuplicateKey));
             }
             seen |= bit;
@@ -133,8 +138,10 @@ impl<'de, S: SegmentSink, H: Fn(&str) -> u64> Visitor<'de> for Body<'_, '_, S, H
                 Key::Model => {
                     if let Some(Str(model)) = map.next_value::<Option<Str<'de>>>()? {
                         self.facts.set_model(self.reader, &model);
-                        if let Some((_, adapter)) =
-                            model.split_once(':').filter(|_| openai::names_adapters(self.api))
+                        // An adapter with a key of its own is stronger, wherever it stands.
+                        if let Some((_, adapter)) = model
+                            .split_once(':')
+                            .filter(|_| openai::names_adapters(self.api) && !self.facts.has_adapter_key)
                         {
                             self.facts.adapter = Some(name_hash(adapter.as_bytes()));
                         }
@@ -234,7 +241,7 @@ impl<'de, S: SegmentSink, H: Fn(&str) -> u64> Visitor<'de> for Body<'_, '_, S, H
                 }
             }
         }
-        self.facts.max_output_tokens = held_max_tokens.or(self.facts.max_output_tokens);
+        self.facts.max_output_tokens = held_max_tokens.max(self.facts.max_output_tokens);
         self.render_tails(tails)
     }
 }
@@ -284,8 +291,7 @@ impl<S: SegmentSink, H: Fn(&str) -> u64> Body<'_, '_, S, H> {
         }
         if !raw.get().starts_with('[') {
             let name = self.reader.string(raw)?;
-            self.adapter(&name);
-            return Ok(());
+            return self.adapter(&name);
         }
         let (first, is_mixed) = self
             .reader
@@ -293,26 +299,32 @@ impl<S: SegmentSink, H: Fn(&str) -> u64> Body<'_, '_, S, H> {
         if is_mixed {
             return Err(self.reader.fail(NoPrompt::MixedAdapters));
         }
-        if let Some(name) = first {
-            self.adapter(&name.0);
-        }
-        Ok(())
+        first.map_or(Ok(()), |name| self.adapter(&name.0))
     }
 
-    fn adapter(&mut self, name: &str) {
+    /// The adapter that a key of its own names; an empty name is none.
+    fn adapter<E: Error>(&mut self, name: &str) -> Result<(), E> {
+        if name.is_empty() {
+            return Ok(());
+        }
+        if self.facts.has_adapter_key {
+            return Err(self.reader.fail(NoPrompt::DuplicateKey));
+        }
+        self.facts.has_adapter_key = true;
         self.reader.text_field(Field::Adapter, name);
         self.facts.adapter = Some(name_hash(name.as_bytes()));
+        Ok(())
     }
 
     fn settings<E: Error>(&mut self, settings: &Bag<'_>) -> Result<(), E> {
         if let Some(name) = settings.first_of(&["adapter_id"]) {
             let name = self.reader.string(name)?;
-            self.adapter(&name);
+            self.adapter(&name)?;
         }
         let longest = settings
             .first_of(&["max_new_tokens", "max_tokens", "maxOutputTokens", "num_predict"])
             .and_then(whole_number);
-        self.facts.max_output_tokens = longest.or(self.facts.max_output_tokens);
+        self.facts.max_output_tokens = longest.max(self.facts.max_output_tokens);
         Ok(())
     }
 

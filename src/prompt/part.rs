@@ -3,7 +3,6 @@
 //! In: a string or a list of parts of any of the chat formats. Out: part events. A part of a kind that is not known here
 //! becomes JSON, its keys sorted, so that prompts with other such parts still differ; none is ever skipped.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -330,13 +329,15 @@ impl<'de, S: SegmentSink> Visitor<'de> for Media<'_, '_, S> {
         Ok(found)
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut data: Option<(usize, Cow<'de, str>)> = None;
+        // Only the value that counts has to be a string: which one that is may be known at the end only.
+        let mut data: Option<(usize, &'de RawValue)> = None;
         while let Some(Str(key)) = map.next_key()? {
             let rank = MEDIA_KEYS.iter().position(|known| *known == key);
             match rank.filter(|rank| data.as_ref().is_none_or(|(best, _)| rank < best)) {
                 Some(rank) => {
-                    if let Some(Str(text)) = map.next_value::<Option<Str<'de>>>()? {
-                        data = Some((rank, text));
+                    let value = map.next_value()?;
+                    if !is_null(value) {
+                        data = Some((rank, value));
                     }
                 }
                 None => {
@@ -344,10 +345,12 @@ impl<'de, S: SegmentSink> Visitor<'de> for Media<'_, '_, S> {
                 }
             }
         }
-        if let Some((_, text)) = &data {
-            self.reader.sink.media(self.kind, text);
-        }
-        Ok(data.is_some())
+        let Some((_, value)) = data else {
+            return Ok(false);
+        };
+        let text = self.reader.string(value)?;
+        self.reader.sink.media(self.kind, &text);
+        Ok(true)
     }
 }
 

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize as _;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::NoPrompt;
@@ -411,11 +411,11 @@ impl<'de, S: SegmentSink> Visitor<'de> for PromptSeed<'_, '_, S> {
     }
 }
 
-/// Length of a further prompt of a batch: its text, or four bytes for each token id.
+/// Length of a further prompt of a batch: its text, or four bytes for each token id. A list of `IgnoredAny` takes no memory.
 fn prompt_bytes<S: SegmentSink, E: Error>(reader: &mut Reader<'_, S>, prompt: &RawValue) -> Result<u32, E> {
     if prompt.get().starts_with('[') {
-        let commas = prompt.get().bytes().filter(|byte| *byte == b',').count();
-        return Ok(len_u32(commas.saturating_add(1)).saturating_mul(4));
+        let ids: Vec<IgnoredAny> = reader.reread(prompt, |_, deserializer| Vec::deserialize(deserializer))?;
+        return Ok(len_u32(ids.len()).saturating_mul(4));
     }
     reader.string(prompt).map(|text| len_u32(text.len()))
 }
