@@ -113,8 +113,6 @@ pub struct Exchange {
     tail: Option<AnswerTail>,
     /// The pool that holds the charge: a later pool of the same name must not be asked to give it back.
     charged_by: u64,
-    /// Bytes of the body that are read at most.
-    max_read_bytes: u32,
     is_streaming: bool,
     was_answered_while_held: bool,
 }
@@ -173,7 +171,6 @@ impl Exchange {
             expected: None,
             tail: None,
             charged_by: pool.id(),
-            max_read_bytes: pool.config().max_buffer_bytes,
             // Only the body tells; a stream's charge is released by its first byte, which is never too early.
             is_streaming: true,
             was_answered_while_held: false,
@@ -219,7 +216,7 @@ impl Exchange {
             // The cut is at the threshold wherever the reads happened to end, so that equal bodies get equal keys; only
             // where the first chunk has to do, all of it is taken that may be held at all.
             let max_bytes = if threshold_bytes == 1 {
-                (*held).min(self.max_read_bytes)
+                (*held).min(pool.config().max_buffer_bytes)
             } else {
                 threshold_bytes
             };

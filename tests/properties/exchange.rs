@@ -158,11 +158,11 @@ fn call_back(
         0..=2 => {
             open.held_bytes = (open.held_bytes + choices.below(6000)).min(open.body.len());
             let is_last = open.held_bytes == open.body.len() && choices.one_in(2);
-            let step = exchange.on_body(open.held_bytes, is_last);
+            let step = exchange.on_body(pool, open.held_bytes, is_last);
             perform(open, pool, step, now_ms, script, seen);
         }
         3 => {
-            let step = exchange.on_trailers();
+            let step = exchange.on_trailers(pool);
             perform(open, pool, step, now_ms, script, seen);
         }
         4 | 5 => {
@@ -191,7 +191,7 @@ fn call_back(
             open.is_held = false;
             open.is_answered = true;
             assert!(!exchange.is_holding(), "{script:?}");
-            assert_eq!(exchange.on_body(100_000, true), Step::Pass, "{script:?}");
+            assert_eq!(exchange.on_body(pool, 100_000, true), Step::Pass, "{script:?}");
             seen.note("response headers");
         }
         6 | 7 => {
@@ -219,7 +219,7 @@ fn call_back(
             open.is_held = false;
             assert!(!exchange.is_holding(), "{script:?}");
             assert!(!exchange.awaits_first_token(), "{script:?}");
-            assert_eq!(exchange.on_body(100_000, true), Step::Pass, "{script:?}");
+            assert_eq!(exchange.on_body(pool, 100_000, true), Step::Pass, "{script:?}");
             assert!(!exchange.on_end(pool, now_ms), "held after its end: {script:?}");
             seen.note("request ended");
         }
@@ -295,12 +295,12 @@ fn decide_pieces(body: &[u8], ends: &[usize], ends_by_trailers: bool) -> String 
     let mut reads = 0;
     for (at, held) in ends.iter().enumerate() {
         let is_last = at + 1 == ends.len() && !ends_by_trailers;
-        if let Step::Read { max_bytes, end } = exchange.on_body(*held, is_last) {
+        if let Step::Read { max_bytes, end } = exchange.on_body(&pool, *held, is_last) {
             exchange.decide(&mut pool, &body[..max_bytes as usize], end, now_ms);
             reads += 1;
         }
     }
-    if let Step::Read { max_bytes, end } = exchange.on_trailers() {
+    if let Step::Read { max_bytes, end } = exchange.on_trailers(&pool) {
         exchange.decide(&mut pool, &body[..max_bytes as usize], end, now_ms);
         reads += 1;
     }
