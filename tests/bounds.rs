@@ -643,29 +643,19 @@ fn the_end_of_an_answer_is_kept_and_no_more() {
 #[test]
 fn no_more_of_a_body_is_read_than_may_be_held_whatever_its_first_chunk_is() {
     let mut pool = Pool::new(config(&json!({"max_buffer_bytes": 65_536})), 1);
-    let start = |pool: &mut Pool| Exchange::start(pool, Api::OpenAiChat, head(), true, NOW_MS).0;
-    let most = |step: Step| match step {
-        Step::Read { max_bytes, end } => (max_bytes, end),
-        other => panic!("{other:?}"),
+    let read = |pool: &mut Pool, chunk_bytes, is_last| {
+        let (mut exchange, _) = Exchange::start(pool, Api::OpenAiChat, head(), true, NOW_MS);
+        match exchange.on_body(pool, chunk_bytes, is_last) {
+            Step::Read { max_bytes, end } => (max_bytes, end),
+            other => panic!("{other:?}"),
+        }
     };
-    assert_eq!(
-        most(start(&mut pool).on_body(10 << 20, false)),
-        (65_536, BodyEnd::Limit)
-    );
+    assert_eq!(read(&mut pool, 10 << 20, false), (65_536, BodyEnd::Limit));
     // After a refusal the first chunk has to do, and Envoy may have read as much as its connection's buffer takes.
-    assert!(pool.hold_refused(60_000));
-    assert_eq!(
-        most(start(&mut pool).on_body(10 << 20, false)),
-        (65_536, BodyEnd::Limit)
-    );
-    assert_eq!(
-        most(start(&mut pool).on_body(10 << 20, true)),
-        (65_536, BodyEnd::Limit)
-    );
-    assert_eq!(
-        most(start(&mut pool).on_body(65_536, true)),
-        (65_536, BodyEnd::EndOfStream)
-    );
+    assert!(pool.hold_refused(60_000, 65_536));
+    assert_eq!(read(&mut pool, 10 << 20, false), (65_536, BodyEnd::Limit));
+    assert_eq!(read(&mut pool, 10 << 20, true), (65_536, BodyEnd::Limit));
+    assert_eq!(read(&mut pool, 65_536, true), (65_536, BodyEnd::EndOfStream));
 }
 
 #[test]
