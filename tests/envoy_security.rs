@@ -18,8 +18,6 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use support::odd::cluster_of;
-use support::patched::trap_in;
 use support::{
     CHAT, Folder, Gateway, POOL, POOL_HEADER, at, chat, config, config_of, envoys, eventually, fleet,
     routes_by_header, settings, text,
@@ -28,6 +26,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use warmroute_fleet::client::{Client, full};
 use warmroute_fleet::envoy::{EnvoyOptions, write_atomically};
 use warmroute_fleet::envoy_config::{PoolConfig, STEERING_HEADER};
+use warmroute_fleet::odd::cluster_of;
+use warmroute_fleet::patched::trap_in;
 
 #[tokio::test]
 async fn a_steering_header_of_a_client_reaches_nobody_in_any_mode() {
@@ -282,7 +282,7 @@ async fn what_clients_send_is_in_no_log_no_metric_and_no_answer() {
             let plugin = config.plugin.as_mut().unwrap();
             plugin.service = false;
             let trapping = folder.file(export);
-            std::fs::write(&trapping, trap_in(&plugin.wasm, export)).unwrap();
+            std::fs::write(&trapping, trap_in(&plugin.wasm, export).unwrap()).unwrap();
             plugin.wasm = trapping;
             let gateway = Gateway::start_with(&envoy, &config, &options).await;
             let (path, headers, body) = &requests[0];

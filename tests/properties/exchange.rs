@@ -319,7 +319,7 @@ fn start(pool: &mut Pool, choices: &mut Choices<'_>, body_bytes: usize, now_ms: 
         content_type: choices.one_in(32).then(|| "text/plain".into()),
         content_encoding: choices.one_in(32).then(|| "gzip".into()),
         content_length: [None, Some(body_bytes as u64), Some(u64::MAX)][choices.below(3)],
-        expects_continue: choices.one_in(32),
+        awaits_upstream: choices.one_in(32),
         tenant: choices.one_in(4).then(|| b"acme".to_vec()),
         session: choices.one_in(4).then(|| b"s-1".to_vec()),
     };

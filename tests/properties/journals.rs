@@ -38,7 +38,7 @@ pub(crate) fn check(data: &[u8], seen: &mut Seen) {
             let merged = MergedJournals {
                 merged_ms: journal.heartbeat_ms,
                 counts: choices.take(16).to_vec(),
-                journals: vec![(choices.byte(), journal.clone())],
+                journals: vec![(choices.byte() % MAX_JOURNALS, journal.clone())],
             };
             let blob = match choices.below(3) {
                 0 => journal.encode(),
@@ -219,7 +219,12 @@ fn check_lease(choices: &mut Choices<'_>, seen: &mut Seen) {
     let now_ms = choices.odd_u64();
     match step(Some(&lease), &me, now_ms) {
         LeaseStep::Hold(mine) => {
+            assert_eq!((mine.holder, mine.heartbeat_ms), (me.id, now_ms));
+            assert_eq!(lease.holder, me.id, "{lease:?} {me:?} at {now_ms}");
+        }
+        LeaseStep::TakeOver(mine) => {
             seen.note("lease taken");
+            assert_ne!(lease.holder, me.id, "{lease:?} {me:?} at {now_ms}");
             assert_eq!((mine.holder, mine.heartbeat_ms), (me.id, now_ms));
             // Who was preempted does not take it back at once: two would poll in turn for ever.
             let other = Contender {
@@ -228,7 +233,7 @@ fn check_lease(choices: &mut Choices<'_>, seen: &mut Seen) {
                 generation: lease.generation,
                 priority: lease.priority,
             };
-            if me.id != lease.holder && !lease.is_stale(now_ms) {
+            if !lease.is_stale(now_ms) {
                 assert_eq!(
                     step(Some(&mine), &other, now_ms),
                     LeaseStep::Follow,
@@ -269,7 +274,7 @@ fn check_pool(choices: &mut Choices<'_>, seen: &mut Seen) {
                     merged_ms: now_ms,
                     counts: choices.take(16).to_vec(),
                     journals: (0..choices.below(5))
-                        .map(|_| (choices.byte(), journal(choices)))
+                        .map(|_| (choices.byte() % MAX_JOURNALS, journal(choices)))
                         .collect(),
                 };
                 if let Some(blob) = merged.encode() {

@@ -71,11 +71,14 @@ pub(super) async fn play(rig: &Rig, id: u64, steps: &[Do2]) -> Vec<String> {
     client.seen
 }
 
+/// An answer that is due.
+type Answering = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>>>>;
+
 #[derive(Default)]
 struct Client {
     seen: Vec<String>,
     body: Option<mpsc::UnboundedSender<io::Result<Frame<Bytes>>>>,
-    response: Option<Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>>>>>,
+    response: Option<Answering>,
     answer: Option<Incoming>,
     is_connect: bool,
     upgraded: Option<TokioIo<Upgraded>>,
