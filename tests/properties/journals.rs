@@ -259,6 +259,8 @@ fn check_pool(choices: &mut Choices<'_>, seen: &mut Seen) {
     let mut now_ms = 1_700_000_000_000;
     while !choices.is_empty() {
         now_ms += u64::from(choices.byte());
+        // Some are none.
+        let slot = choices.byte() % (MAX_JOURNALS + 4);
         match choices.below(6) {
             0 => {
                 let mut table = table(choices);
@@ -284,7 +286,7 @@ fn check_pool(choices: &mut Choices<'_>, seen: &mut Seen) {
             }
             2 => {
                 let noise = choices.take(40);
-                let _ = pool.apply_journal(choices.byte(), noise, Vec::new, now_ms);
+                let _ = pool.apply_journal(slot, noise, Vec::new, now_ms);
                 let _ = pool.apply_merged(noise, now_ms);
                 let _ = pool.apply_table(noise, now_ms);
             }
@@ -300,7 +302,7 @@ fn check_pool(choices: &mut Choices<'_>, seen: &mut Seen) {
                         run.encode(journal.worker)
                     })
                     .collect();
-                let news = pool.apply_journal(choices.byte(), &journal.encode(), || archive, now_ms);
+                let news = pool.apply_journal(slot, &journal.encode(), || archive, now_ms);
                 seen.note_if("placements replayed", news.is_ok_and(|news| news.replayed > 0));
             }
         }
