@@ -18,6 +18,8 @@ pub(super) enum Do {
     Pause(Duration),
     /// Waits until an upstream works on it; where the filter holds the request that will not be before its body is there.
     UntilUpstream,
+    /// Waits until an upstream works on it, which must come to pass.
+    Reached,
     /// Reads one head, interim or not.
     Head,
     /// Reads interim heads and one whole answer.
@@ -99,6 +101,7 @@ pub(super) async fn play(rig: &Rig, id: u64, steps: &[Do]) -> Vec<String> {
             (Do::Close, _) => wire = None,
             (Do::Pause(time), _) => tokio::time::sleep(*time).await,
             (Do::UntilUpstream, _) => rig.has_come(id).await,
+            (Do::Reached, _) => seen.push(rig.reached(id).await),
             (Do::Rest, _) => seen.push(rig.rests(id).await),
             (_, None) => seen.push("not connected any more".to_owned()),
         }

@@ -38,6 +38,8 @@ pub(super) enum Do2 {
     Pause(Duration),
     /// Waits until an upstream works on it, if one will.
     UntilUpstream,
+    /// Waits until an upstream works on it, which must come to pass.
+    Reached,
     /// Waits for the response's HEADERS.
     Head,
     /// Reads some of the answer.
@@ -71,14 +73,13 @@ pub(super) async fn play(rig: &Rig, id: u64, steps: &[Do2]) -> Vec<String> {
     client.seen
 }
 
-/// An answer that is due.
-type Answering = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>>>>;
+type Responding = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>>>>;
 
 #[derive(Default)]
 struct Client {
     seen: Vec<String>,
     body: Option<mpsc::UnboundedSender<io::Result<Frame<Bytes>>>>,
-    response: Option<Answering>,
+    response: Option<Responding>,
     answer: Option<Incoming>,
     is_connect: bool,
     upgraded: Option<TokioIo<Upgraded>>,
@@ -107,6 +108,10 @@ impl Client {
             Do2::End => self.body = None,
             Do2::Pause(time) => tokio::time::sleep(*time).await,
             Do2::UntilUpstream => rig.has_come(id).await,
+            Do2::Reached => {
+                let reached = rig.reached(id).await;
+                self.seen.push(reached);
+            }
             Do2::Rest => {
                 let rest = rig.rests(id).await;
                 self.seen.push(rest);

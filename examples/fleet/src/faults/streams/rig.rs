@@ -181,6 +181,18 @@ impl Rig {
         }
     }
 
+    /// Waits until an upstream works on an exchange, as one will.
+    pub(super) async fn reached(&self, id: u64) -> String {
+        let start = Instant::now();
+        while self.notes.of(id).0 == 0 {
+            if start.elapsed() > RESTS {
+                return "no upstream was reached".to_owned();
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        "an upstream was reached".to_owned()
+    }
+
     /// Waits until no upstream works on an exchange any more.
     pub(super) async fn rests(&self, id: u64) -> String {
         let start = Instant::now();
@@ -341,6 +353,6 @@ const TALLIES: [&str; 2] = [
 const HANGS: Duration = Duration::from_secs(15);
 /// By then Envoy has passed on what it will pass on before more comes.
 const COMES: Duration = Duration::from_millis(400);
-/// By then Envoy has told an upstream of an abort.
+/// By then Envoy has told an upstream of a request or an abort.
 const RESTS: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);

@@ -42,7 +42,7 @@ pub(super) fn client_aborts() -> Vec<Exchange> {
                 ),
                 abort(
                     "after the body",
-                    vec![posted("hang", "", length), whole.clone(), Do::UntilUpstream],
+                    vec![posted("hang", "", length), whole.clone(), Do::Reached],
                 ),
                 abort(
                     "after the answer's headers",
@@ -123,7 +123,7 @@ pub(super) fn client_resets() -> Vec<Exchange> {
                 "in the body",
                 with("echo", vec![Do2::Data(half.clone())], vec![Do2::UntilUpstream]),
             ),
-            abort("after the body", with("hang", whole(), vec![Do2::UntilUpstream])),
+            abort("after the body", with("hang", whole(), vec![Do2::Reached])),
             abort(
                 "after the answer's headers",
                 with(endless, whole(), vec![Do2::Head]),

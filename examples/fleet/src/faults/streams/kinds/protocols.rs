@@ -36,7 +36,11 @@ pub(super) fn upgrades() -> Vec<Exchange> {
             "101 Switching Protocols",
             say("GET", CHAT),
         ),
-        exchange("websocket by POST on an LLM path", "", say("POST", CHAT)),
+        exchange(
+            "websocket by POST on an LLM path",
+            "101 Switching",
+            say("POST", CHAT),
+        ),
         exchange("websocket by POST with a body", "", {
             let more = format!(
                 "{websocket}content-type: application/json\r\ncontent-length: {}\r\n",
@@ -260,7 +264,7 @@ pub(super) fn grpc() -> Vec<Exchange> {
                 vec![
                     call(path, "hang"),
                     Do2::Data(message.clone()),
-                    Do2::UntilUpstream,
+                    Do2::Reached,
                     Do2::Reset,
                     Do2::Rest,
                 ],
