@@ -213,6 +213,13 @@ struct EngineAdapters<'a> {
     waiting: &'a [u8],
 }
 
+impl<'a> EngineAdapters<'a> {
+    /// Greater is newer; of equally new series the names decide, so that the order of the lines does not.
+    fn age(&self) -> (f64, &'a [u8], &'a [u8]) {
+        (self.stamp, self.running, self.waiting)
+    }
+}
+
 #[derive(Default)]
 struct Reading<'a> {
     waiting: Found,
@@ -272,7 +279,7 @@ impl<'a> Reading<'a> {
             .iter_mut()
             .find(|known| known.engine == entry.engine)
         {
-            if known.stamp <= stamp {
+            if known.age() <= entry.age() {
                 *known = entry;
             }
             return;
@@ -544,6 +551,18 @@ vllm:lora_requests_info{engine=\"1\",running_lora_adapters=\"d\\\"x\",waiting_lo
             vllm(body).unwrap().adapters,
             sorted_hashes(&["a", "b", "c", "d\"x"])
         );
+    }
+
+    #[test]
+    fn of_equally_new_series_the_order_of_the_lines_does_not_decide() {
+        let lines = [
+            "vllm:lora_requests_info{running_lora_adapters=\"a\"} 0\n",
+            "vllm:lora_requests_info{running_lora_adapters=\"b\"} -0\n",
+        ];
+        let one = vllm(&lines.concat()).unwrap();
+        let other = vllm(&lines.iter().rev().copied().collect::<String>()).unwrap();
+        assert_eq!(one, other);
+        assert_eq!(one.adapters, sorted_hashes(&["b"]));
     }
 
     #[test]
