@@ -176,6 +176,17 @@ impl Poller {
         }
     }
 
+    /// How many bytes of an answer's body [`Poller::on_answer`] would look at, so that no more need be copied.
+    pub fn wanted_bytes(&self, token: CallToken) -> usize {
+        let call = self.in_flight.iter().find(|call| call.token == token);
+        match call.map(|call| call.kind) {
+            // Of thousands of clusters, where Envoy cannot filter them, any may be the one; it gives up on 32 MiB itself.
+            Some(CallKind::Discovery) => usize::MAX,
+            Some(CallKind::Scrape { .. }) => load::MAX_METRICS_BYTES,
+            None => 0,
+        }
+    }
+
     /// Takes note that a call was refused, was reset or timed out.
     pub fn on_failure(&mut self, token: CallToken, now_ms: u64) {
         if let Some(kind) = self.take_call(token) {

@@ -101,7 +101,9 @@ impl Companion {
             // A call that timed out or was reset has no headers.
             Some(status) if headers > 0 => {
                 let served_by = host::header(Map::CallResponse, "x-served-by").unwrap_or_default();
-                let body = host::buffer(Buffer::CallResponseBody, 0, body_bytes).unwrap_or_default();
+                // A VM's memory never shrinks.
+                let wanted_bytes = body_bytes.min(poller.wanted_bytes(call));
+                let body = host::buffer(Buffer::CallResponseBody, 0, wanted_bytes).unwrap_or_default();
                 let answer = Answer {
                     status,
                     served_by: core::str::from_utf8(&served_by)
