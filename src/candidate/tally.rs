@@ -353,7 +353,7 @@ const MAX_OPEN_PREFILLS: usize = 256;
 /// A host that is silent for this many times as long as answers usually take to begin is not just late.
 const USUAL_TIMES: u64 = 4;
 /// Any host may be silent for this long: pauses of collectors, compilers and networks.
-const HICCUP_MS: u64 = 1000;
+const HICCUP_MS: u64 = 750;
 /// Work below this says more of the network than of the engine.
 const MIN_RATE_TOKENS: u64 = 256;
 /// What seems to have taken longer was a jump of the clock.

@@ -633,3 +633,15 @@ fn other_presets_are_asked_on_their_path() {
     let (_, calls) = discovered(config, &["10.0.0.1:80"]);
     assert_eq!(calls[0].path, "/prometheus/metrics");
 }
+
+#[test]
+fn no_more_is_wanted_of_metrics_than_is_read_and_nothing_of_an_answer_that_nobody_waits_for() {
+    let mut poller = Poller::new(config());
+    let discovery = poller.tick(NOW_MS).remove(0);
+    assert_eq!(poller.wanted_bytes(discovery.token, 200), MAX_ANSWER_BYTES + 1);
+    answer_discovery(&mut poller, &discovery, NOW_MS, &["10.0.0.1:8000"]);
+    assert_eq!(poller.wanted_bytes(discovery.token, 200), 0);
+    let scrape = poller.tick(NOW_MS).remove(0);
+    assert_eq!(poller.wanted_bytes(scrape.token, 200), MAX_METRICS_BYTES);
+    assert_eq!(poller.wanted_bytes(scrape.token, 503), 0);
+}

@@ -21,7 +21,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         }),
     ];
     let faults = [
-        ("answers after 2 s", AdminFault::Late),
+        ("answers after 3 s", AdminFault::Late),
         ("drips for ever", AdminFault::Drip),
         ("20 MB of other clusters", AdminFault::Padded(20 << 20)),
         ("50 MB of other clusters", AdminFault::Padded(50 << 20)),
@@ -134,6 +134,9 @@ async fn fails(stand: &Stand, fault: AdminFault) -> Result<Seen, FaultError> {
         )
     });
     seen.check(asked > 0, "nobody asked");
+    // Envoy takes no more than 32 MiB of an answer.
+    let is_read = matches!(fault, AdminFault::Padded(bytes) if bytes < 32 << 20);
+    seen.check((failed == 0) == is_read, format!("{failed} discoveries failed"));
     seen.check(undecided == 0, format!("{undecided} of {all} were left to Envoy"));
     seen.check(grown_kb < MAX_GROWTH_KB, "Envoy grew without bound");
     seen.note = format!(

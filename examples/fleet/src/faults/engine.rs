@@ -144,11 +144,7 @@ async fn frozen(stand: &Stand, how: Frozen, plan: LoadPlan) -> Result<Seen, Faul
     let mut seen = hit.seen();
     seen.check(hung > 0, "nothing hung");
     seen.note = format!("{hung} requests hung, {late} of them sent more than one poll and 1 s after");
-    seen.recovery = stand.is_filtered().then_some(Recovery {
-        until: "nothing was sent to it any more",
-        took: Some(last),
-        within: None,
-    });
+    seen.recovery = stand.is_filtered().then(|| nothing_sent(last));
     Ok(seen)
 }
 

@@ -18,7 +18,7 @@ use crate::client::Client;
 pub(super) enum AdminFault {
     /// Not at all.
     None,
-    /// They come after two seconds.
+    /// They come after three seconds.
     Late,
     /// A byte at a time, and no end.
     Drip,
@@ -108,7 +108,7 @@ async fn serve(
     let (mut status, mut body) = (answer.status, answer.body.to_vec());
     match fault {
         AdminFault::None | AdminFault::Cut | AdminFault::Drip => {}
-        AdminFault::Late => tokio::time::sleep(Duration::from_secs(2)).await,
+        AdminFault::Late => tokio::time::sleep(Duration::from_secs(3)).await,
         AdminFault::Padded(bytes) => body = padded(&body, bytes),
         AdminFault::Garbage => body = (0..5000u32).map(|n| (n * 7919 % 251) as u8).collect(),
         AdminFault::Status(other) => (status, body) = (other, b"Forbidden, or not found".to_vec()),
