@@ -30,6 +30,8 @@ pub struct EnvoyOptions {
     pub component_log_level: String,
     /// More arguments.
     pub extra_args: Vec<String>,
+    /// Environment variables besides our own.
+    pub variables: Vec<(String, String)>,
     /// How long to wait for the proxy to be ready.
     pub deadline: Duration,
 }
@@ -41,6 +43,7 @@ impl Default for EnvoyOptions {
             log_level: "warning".to_owned(),
             component_log_level: "wasm:info".to_owned(),
             extra_args: Vec::new(),
+            variables: Vec::new(),
             deadline: Duration::from_secs(60),
         }
     }
@@ -177,6 +180,7 @@ impl EnvoyProcess {
             .args(["--log-level", &options.log_level])
             .args(["--component-log-level", &options.component_log_level])
             .args(&options.extra_args)
+            .envs(options.variables.iter().map(|(name, value)| (name, value)))
             .current_dir(workspace_root())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

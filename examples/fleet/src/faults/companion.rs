@@ -45,11 +45,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 async fn service_panics(stand: &Stand) -> Result<Seen, FaultError> {
     let (folder, fleet) = (Folder::new()?, fleet(stand).await?);
     let mut config = stand.config_of(&fleet);
-    if let Some(plugin) = &mut config.plugin {
-        let wasm = folder.file("service.wasm");
-        fs::write(&wasm, counted(&stand.wasm, &[PANIC])?)?;
-        plugin.service_wasm = Some(wasm);
-    }
+    service_that_panics(stand, &mut config, &folder)?;
     let gateway = stand.ready(&config, 4).await?;
     let load = Load::start(&gateway, LoadPlan::default());
     if !stand.is_filtered() {
@@ -243,6 +239,20 @@ async fn absent(stand: &Stand) -> Result<Seen, FaultError> {
     Ok(seen)
 }
 
+/// Gives the service a module of its own, which dies of its answers.
+pub(super) fn service_that_panics(
+    stand: &Stand,
+    config: &mut EnvoyConfig,
+    folder: &Folder,
+) -> Result<(), FaultError> {
+    if let Some(plugin) = &mut config.plugin {
+        let wasm = folder.file("service.wasm");
+        fs::write(&wasm, counted(&stand.wasm, &[PANIC])?)?;
+        plugin.service_wasm = Some(wasm);
+    }
+    Ok(())
+}
+
 async fn fleet(stand: &Stand) -> Result<Fleet, FaultError> {
     stand.fleet(4, EngineConfig::default()).await
 }
@@ -296,7 +306,7 @@ fn takeovers(gateway: &Gateway) -> usize {
 }
 
 /// When Envoy logged lines with this text, ms of the day.
-fn log_times(gateway: &Gateway, text: &str) -> Vec<u64> {
+pub(super) fn log_times(gateway: &Gateway, text: &str) -> Vec<u64> {
     let log = gateway.process.log();
     let lines = log.lines().filter(|line| line.contains(text));
     lines.filter_map(time_of).collect()
@@ -316,7 +326,7 @@ fn time_of(line: &str) -> Option<u64> {
 const PART: &str = "companion";
 const POLLS: &str = "polls now";
 const SERVICE_POLLS: &str = "this service polls now";
-const FILTER_POLLS: &str = "this filter polls now";
+pub(super) const FILTER_POLLS: &str = "this filter polls now";
 /// Only who polls gets answers.
 const PANIC: Counted<'_> = Counted {
     export: "proxy_on_http_call_response",
@@ -335,7 +345,7 @@ const ANSWERS: u32 = 32;
 const STALL_MS: u32 = 4500;
 const PUSHES: u32 = 3;
 /// The bar for a companion that died.
-const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(3);
+pub(super) const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(3);
 /// Load beyond the recovery.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 /// How long a scenario goes on without the filter, where nobody waits for anything.
