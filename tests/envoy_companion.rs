@@ -18,10 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-
 use support::{
     CHAT, Folder, Gateway, POOL, SCRAPE_INTERVAL_MS, SCRAPES_OK, at, chat, config, config_of, envoys,
-    eventually, fleet, settings, text,
+    eventually, fleet, settings, streamed, text,
 };
 use warmroute_fleet::envoy::{EnvoyOptions, write_atomically};
 use warmroute_fleet::envoy_config::PoolConfig;
@@ -190,9 +189,9 @@ async fn a_companion_that_takes_over_leaves_hosts_their_slots_and_tallies() {
 
         let short = chat("short");
         let home = gateway.chat(&[], short.as_str()).await.ok().replica().to_owned();
-        at(&fleet, &home).set_fault(Fault::Hang);
+        at(&fleet, &home).set_fault(Fault::Pause);
         let before = at(&fleet, &home).posts_received();
-        let held = gateway.chat_later(&[], short.clone());
+        let held = gateway.chat_later(&[], streamed(&short));
         eventually("the request is held", async || {
             at(&fleet, &home).posts_received() > before
         })

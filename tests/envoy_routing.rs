@@ -21,7 +21,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::{
     CHAT, Folder, Gateway, POOL, POOL_HEADER, Served, at, chat, chat_of, config, config_of, envoys,
-    eventually, fleet, fleet_of, routes_by_header, settings, text,
+    eventually, fleet, fleet_of, routes_by_header, settings, streamed, text,
 };
 use warmroute_fleet::client::Client;
 use warmroute_fleet::engine::EngineConfig;
@@ -341,12 +341,12 @@ async fn requests_really_in_flight_at_the_home_make_others_leave() {
             assert!(number < 60, "no prompt has the home {}", order[0]);
         }
         let home = at(&fleet, &order[0]);
-        home.set_fault(Fault::Hang);
+        home.set_fault(Fault::Pause);
         let before = home.posts_received();
         // A short prompt tolerates one request in flight.
         let mut held = Vec::new();
         for number in 1..3 {
-            held.push(gateway.chat_later(&[], short.clone()));
+            held.push(gateway.chat_later(&[], streamed(&short)));
             eventually("the request is held at home", async || {
                 home.posts_received() == before + number
             })
@@ -358,7 +358,7 @@ async fn requests_really_in_flight_at_the_home_make_others_leave() {
             ("overflow_in_flight", order[1].as_str())
         );
         // A long prompt tolerates 16 of them.
-        let staying = gateway.chat_later(&[], long.clone());
+        let staying = gateway.chat_later(&[], streamed(&long));
         eventually("the long prompt is held at home", async || {
             home.posts_received() == before + 3
         })
@@ -523,10 +523,10 @@ async fn hold_one(
     let posts = |fleet: &Fleet| -> Vec<u64> { fleet.replicas.iter().map(|r| r.posts_received()).collect() };
     let before = posts(fleet);
     for replica in &fleet.replicas {
-        replica.set_fault(Fault::Hang);
+        replica.set_fault(Fault::Pause);
     }
     let headers = [&[(POOL_HEADER, pool)], headers].concat();
-    let held = gateway.chat_later(&headers, chat("hold this"));
+    let held = gateway.chat_later(&headers, streamed(&chat("hold this")));
     eventually("the request is held", async || posts(fleet) != before).await;
     let holder = fleet
         .replicas
@@ -686,9 +686,9 @@ async fn a_config_push_keeps_hosts_tallies_and_every_request() {
         let home = gateway.chat(&[], short.as_str()).await.ok().replica().to_owned();
         // The held request must not hold up the long ones, so they have other homes.
         let quiet: Vec<usize> = (0..long.len()).filter(|number| homes[*number] != home).collect();
-        at(&fleet, &home).set_fault(Fault::Hang);
+        at(&fleet, &home).set_fault(Fault::Pause);
         let before = at(&fleet, &home).posts_received();
-        let held = gateway.chat_later(&[], short.clone());
+        let held = gateway.chat_later(&[], streamed(&short));
         eventually("the request is held", async || {
             at(&fleet, &home).posts_received() > before
         })

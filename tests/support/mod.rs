@@ -333,6 +333,13 @@ pub fn chat(message: &str) -> String {
     chat_of(&[message])
 }
 
+/// The same chat, answered as a stream.
+pub fn streamed(chat: &str) -> String {
+    let mut body: Value = serde_json::from_str(chat).unwrap();
+    body["stream"] = json!(true);
+    body.to_string()
+}
+
 /// Waits for a condition.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;

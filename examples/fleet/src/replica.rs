@@ -54,6 +54,8 @@ pub enum Fault {
     Reset,
     /// Close the connection after the first token of a streamed answer, and without an answer where it would come whole.
     Cut,
+    /// Go on after the first token of a streamed answer only once the fault is gone: busy, and seen to be alive.
+    Pause,
 }
 
 /// What `/metrics` shows in place of any metrics.

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, watch};
 
 use super::admin;
-use super::reply::{Cut, Listener, ReplyBody, TokenStream};
+use super::reply::{Cut, Listener, ReplyBody, Resumed, TokenStream};
 use super::{Fault, OddMetrics, RequestRecord, Shared, unix_now};
 use crate::api::{self, AnswerWriter, Endpoint, GenerationRequest, Usage};
 use crate::engine::{Prompt, Refusal};
@@ -200,7 +200,7 @@ async fn generate(shared: &Arc<Shared>, request: GenerationRequest) -> Response<
         created_cache_tokens: prompt_tokens / block_tokens.max(1) * block_tokens,
         ..Usage::default()
     };
-    let mut stream = TokenStream::new(events, writer, usage, listener, is_cut(shared));
+    let mut stream = TokenStream::new(events, writer, usage, listener, is_cut(shared), pause(shared));
     if request.stream {
         let mut response = Response::new(ReplyBody::Tokens(stream));
         set(
@@ -233,7 +233,7 @@ async fn suffer(fault: &watch::Sender<Fault>) -> Result<Option<StatusCode>, Cut>
     loop {
         let now = *changes.borrow_and_update();
         match now {
-            Fault::None | Fault::Cut => return Ok(None),
+            Fault::None | Fault::Cut | Fault::Pause => return Ok(None),
             Fault::Status(status) => {
                 return Ok(Some(
                     StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
@@ -248,6 +248,18 @@ async fn suffer(fault: &watch::Sender<Fault>) -> Result<Option<StatusCode>, Cut>
 /// Whether answers break off after their first token.
 fn is_cut(shared: &Shared) -> bool {
     *shared.fault.borrow() == Fault::Cut
+}
+
+/// The end of the pause that answers make after their first token, if they do.
+fn pause(shared: &Shared) -> Option<Resumed> {
+    let mut changes = shared.fault.subscribe();
+    let is_paused = *changes.borrow() == Fault::Pause;
+    is_paused.then(|| -> Resumed {
+        Box::pin(async move {
+            // A replica that is gone goes on as well.
+            let _ = changes.wait_for(|fault| *fault != Fault::Pause).await;
+        })
+    })
 }
 
 /// A request body as it was received.

@@ -17,6 +17,9 @@ use crate::engine::{EngineEvent, EventKind, RequestId};
 /// Why a connection is cut.
 pub(super) type Cut = Box<dyn Error + Send + Sync>;
 
+/// The end of a pause.
+pub(super) type Resumed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// The body of an answer.
 pub(super) enum ReplyBody {
     /// Known from the start; `None` once it was sent.
@@ -73,6 +76,8 @@ pub(super) struct TokenStream {
     ended: bool,
     /// Whether it breaks off after its first token.
     is_cut: bool,
+    /// What it waits for after its first token.
+    resumed: Option<Resumed>,
     _listener: Listener,
 }
 
@@ -83,6 +88,7 @@ impl TokenStream {
         usage: Usage,
         listener: Listener,
         is_cut: bool,
+        resumed: Option<Resumed>,
     ) -> Self {
         Self {
             events,
@@ -91,6 +97,7 @@ impl TokenStream {
             opened: false,
             ended: false,
             is_cut,
+            resumed,
             _listener: listener,
         }
     }
@@ -116,6 +123,12 @@ impl TokenStream {
         }
         if self.is_cut && self.usage.completion_tokens > 0 {
             return Poll::Ready(Some(Err("made to cut".into())));
+        }
+        if self.usage.completion_tokens > 0
+            && let Some(resumed) = &mut self.resumed
+        {
+            ready!(resumed.as_mut().poll(context));
+            self.resumed = None;
         }
         loop {
             let Some(event) = ready!(self.events.poll_recv(context)) else {
