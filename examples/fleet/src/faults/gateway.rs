@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use super::companion::{FILTER_POLLS, TAKEN_OVER_WITHIN, log_times, service_that_panics};
+use super::companion::{has_panicked, service_that_panics, taken_over};
 use super::load::{Load, LoadPlan, Sent};
 use super::stand::{Folder, Gateway, POLL, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
@@ -209,26 +209,12 @@ async fn clock_jumps_and_service_panics(stand: &Stand) -> Result<Seen, FaultErro
         tokio::time::sleep(Duration::from_secs(6)).await;
         return Ok(Seen::of(load.stop().await));
     }
-    let died = || log_times(&gateway, "RuntimeError: unreachable").first().copied();
-    let has_died_before = died().is_some();
-    // A filter may also poll for a moment at the jump, when it is the first to see that the lease is from the future.
-    let polls = || {
-        let polls = log_times(&gateway, FILTER_POLLS);
-        polls
-            .into_iter()
-            .find(|polls| died().is_some_and(|died| *polls >= died))
-    };
-    eventually("a filter polls", async || Ok(polls().is_some())).await?;
+    let has_died_before = has_panicked(&gateway);
+    let recovery = taken_over(&gateway).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut seen = Seen::of(load.stop().await);
     seen.check(!has_died_before, "the service panicked before the clock jumped");
-    seen.recovery = Some(Recovery {
-        until: "a filter polled in its place",
-        took: died()
-            .zip(polls())
-            .map(|(died, polls)| Duration::from_millis(polls - died)),
-        within: Some(TAKEN_OVER_WITHIN),
-    });
+    seen.recovery = Some(recovery);
     let bridged = seen.sent.iter().filter(|sent| is_bridged(sent)).count();
     seen.note = format!("{bridged} requests decided without a fresh table");
     Ok(seen)

@@ -139,11 +139,20 @@ async fn sabotage(stand: &Stand, plan: Plan) -> Result<Seen, FaultError> {
         per_second: plan.per_second,
         ..LoadPlan::default()
     };
-    let (before, after) = (Duration::from_secs(1), plan.within.min(Duration::from_secs(2)));
+    let (before, after) = if stand.is_short {
+        (Duration::from_millis(600), Duration::from_millis(600))
+    } else {
+        (Duration::from_secs(1), plan.within.min(Duration::from_secs(2)))
+    };
+    let lasts = if plan.is_once {
+        PAUSE_ONCE * WAYS as u32
+    } else {
+        plan.lasts
+    };
     if !stand.is_filtered() {
         let gateway = stand.start(&config, plan.workers).await?;
         let load = Load::start(&gateway, load_plan);
-        tokio::time::sleep(before + plan.lasts + after).await;
+        tokio::time::sleep(before + lasts + after).await;
         return Ok(Seen::of(load.stop().await));
     }
     let saboteur = Saboteur::start(stand, &mut config, &folder, plan.workers).await?;
@@ -157,7 +166,7 @@ async fn sabotage(stand: &Stand, plan: Plan) -> Result<Seen, FaultError> {
     while if plan.is_once {
         rounds < WAYS
     } else {
-        began.elapsed() < plan.lasts
+        began.elapsed() < lasts
     } {
         saboteur.write(plan.what, rounds).await?;
         rounds += 1;
@@ -464,6 +473,6 @@ const IN_FLIGHT: &str = "warmroute_requests_in_flight.pool.llm";
 /// Kinds of damage.
 const WAYS: usize = 6;
 const PAUSE: Duration = Duration::from_millis(20);
-const PAUSE_ONCE: Duration = Duration::from_millis(150);
+const PAUSE_ONCE: Duration = Duration::from_millis(200);
 /// `table_fresh_ms` by default.
 const FRESH: Duration = Duration::from_secs(3);

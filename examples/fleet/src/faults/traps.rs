@@ -52,11 +52,11 @@ struct Callback {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Called {
     /// While requests come.
-    Requests,
+    AsRequestsCome,
     /// When a configuration arrives for the VM that serves.
-    Push,
+    AtAPush,
     /// When a configuration arrives with another module.
-    AnotherModule,
+    WithAnotherModule,
 }
 
 const fn by(export: &'static str, is_called: Called) -> Callback {
@@ -70,7 +70,7 @@ const fn by(export: &'static str, is_called: Called) -> Callback {
 const fn short(export: &'static str) -> Callback {
     Callback {
         is_short: true,
-        ..by(export, Called::Requests)
+        ..by(export, Called::AsRequestsCome)
     }
 }
 
@@ -79,7 +79,7 @@ async fn trap(stand: &Stand, callback: Callback) -> Result<Seen, FaultError> {
     let trial = Trial::begin(stand, callback).await?;
     let streams = trial.open_streams().await?;
     let start = Instant::now();
-    if callback.is_called != Called::Requests {
+    if callback.is_called != Called::AsRequestsCome {
         trial.push(&trial.trapping, 3001).await?;
     }
     let mut probes = Vec::new();
@@ -120,7 +120,7 @@ async fn trap(stand: &Stand, callback: Callback) -> Result<Seen, FaultError> {
             .and_then(|at| probes.get(at))
             .map_or(Duration::ZERO, |probe| probe.at);
         match decided {
-            Some(_) if callback.is_called == Called::AnotherModule => {
+            Some(_) if callback.is_called == Called::WithAnotherModule => {
                 seen.note.push_str("; the module before it goes on");
             }
             Some(probe) => {
@@ -164,12 +164,12 @@ impl Trial {
         let mut config = stand.config_of(&fleet);
         config.lds_path = Some(lds.clone());
         if stand.is_filtered() {
-            let is_at_once = callback.is_called == Called::AnotherModule;
+            let is_at_once = callback.is_called == Called::WithAnotherModule;
             let (calls_of, count) = match callback.is_called {
                 // The first request after the streams began is the one too many.
-                Called::Requests => (REQUEST_HEADERS, STREAMS as u32),
-                Called::Push => (REQUEST_HEADERS, STREAMS as u32 - 1),
-                Called::AnotherModule => (callback.export, 0),
+                Called::AsRequestsCome => (REQUEST_HEADERS, STREAMS as u32),
+                Called::AtAPush => (REQUEST_HEADERS, STREAMS as u32 - 1),
+                Called::WithAnotherModule => (callback.export, 0),
             };
             let patch = Counted {
                 export: callback.export,
@@ -344,18 +344,18 @@ const REQUEST_HEADERS: &str = "proxy_on_request_headers";
 /// What Envoy calls of the module; the exports left out are for TCP, gRPC calls and queues, which Warmroute does not use.
 const CALLBACKS: &[Callback] = &[
     short(REQUEST_HEADERS),
-    by("proxy_on_request_body", Called::Requests),
-    by("proxy_on_request_trailers", Called::Requests),
-    by("proxy_on_response_headers", Called::Requests),
-    by("proxy_on_response_body", Called::Requests),
-    by("proxy_on_log", Called::Requests),
-    by("proxy_on_done", Called::Requests),
-    by("proxy_on_delete", Called::Requests),
-    by("proxy_on_context_create", Called::Requests),
-    by("proxy_on_memory_allocate", Called::Requests),
+    by("proxy_on_request_body", Called::AsRequestsCome),
+    by("proxy_on_request_trailers", Called::AsRequestsCome),
+    by("proxy_on_response_headers", Called::AsRequestsCome),
+    by("proxy_on_response_body", Called::AsRequestsCome),
+    by("proxy_on_log", Called::AsRequestsCome),
+    by("proxy_on_done", Called::AsRequestsCome),
+    by("proxy_on_delete", Called::AsRequestsCome),
+    by("proxy_on_context_create", Called::AsRequestsCome),
+    by("proxy_on_memory_allocate", Called::AsRequestsCome),
     short("proxy_on_tick"),
-    by("proxy_on_configure", Called::Push),
-    by("proxy_on_vm_start", Called::AnotherModule),
+    by("proxy_on_configure", Called::AtAPush),
+    by("proxy_on_vm_start", Called::WithAnotherModule),
 ];
 /// Configurations that were read, taken or not.
 const PUSHES: &str = "listener_manager.lds.update_attempt";
