@@ -208,7 +208,7 @@ impl Hit {
         let resident_kb = gateway.resident_kb()?;
         let at = load.elapsed();
         strike(victim).await;
-        let mut posts = vec![(Duration::ZERO, victim.posts_received())];
+        let mut posts = vec![(Duration::ZERO, before)];
         while load.elapsed() < at + lasting {
             tokio::time::sleep(Duration::from_millis(20)).await;
             posts.push((load.elapsed() - at, victim.posts_received()));
