@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::load::{Load, LoadPlan, Sent};
+use super::load::{End, Load, LoadPlan, Sent};
 use super::stand::{POLL, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
@@ -65,8 +65,12 @@ async fn vanished(stand: &Stand) -> Result<Seen, FaultError> {
         },
     )
     .await?;
-    let (hung, last) = (hit.hung(), hit.last_post());
+    let (hung, last, at) = (hit.hung(), hit.last_post(), hit.at);
     let mut seen = hit.seen();
+    // A request on a connection that was open cannot know, and how many there are is chance on both sides; later ones can.
+    for sent in &mut seen.sent {
+        sent.is_lost_with_engine |= sent.end == End::Hung && sent.at < at + POLL + Duration::from_secs(1);
+    }
     seen.check(hung > 0, "nothing was caught on its connections");
     seen.note = format!("{hung} requests hung on it");
     seen.recovery = stand.is_filtered().then(|| nothing_sent(last));
@@ -271,7 +275,7 @@ impl Hit {
 
     /// Requests that were sent after it happened and hung.
     fn hung(&self) -> usize {
-        let hung = |sent: &&Sent| sent.at > self.at && sent.end == super::End::Hung;
+        let hung = |sent: &&Sent| sent.at > self.at && sent.end == End::Hung;
         self.sent.iter().filter(hung).count()
     }
 }
