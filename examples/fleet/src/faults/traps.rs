@@ -108,12 +108,15 @@ async fn trap(stand: &Stand, callback: Callback) -> Result<Seen, FaultError> {
         let refused = later.iter().filter(|probe| probe.has_failed()).count();
         let first = trapped.and_then(|at| probes.get(at));
         let first = first.map_or_else(|| "none".to_owned(), |probe| outcome(&probe.end));
-        let undecided = later.iter().filter(|probe| probe.host.is_none()).count();
+        let undecided = later
+            .iter()
+            .filter(|probe| probe.host.is_none() && !probe.has_failed())
+            .count();
         seen.note = format!(
             "{cut} of {STREAMS} streams in flight cut; the request at the trap: {first}; of {} later ones {refused} \
              refused, {} passed undecided",
             later.len(),
-            undecided - refused,
+            undecided,
         );
         let decided = later.iter().find(|probe| probe.reason.is_some());
         let trapped_at = trapped
