@@ -30,13 +30,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     };
     let mut scenarios = Vec::new();
     for callback in CALLBACKS {
-        let shipped = scenario(callback, &[Policy::Shipped]);
-        scenarios.push(if callback.is_short {
-            shipped.in_short_form()
+        if callback.is_short {
+            scenarios.push(scenario(callback, &[Policy::Shipped]).in_short_form());
+            scenarios.push(scenario(callback, OTHER_POLICIES));
         } else {
-            shipped
-        });
-        scenarios.push(scenario(callback, OTHER_POLICIES));
+            scenarios.push(scenario(callback, Policy::ALL));
+        }
     }
     scenarios
 }
@@ -118,7 +117,8 @@ async fn trap(stand: &Stand, callback: Callback) -> Result<Seen, FaultError> {
             later.len(),
             undecided,
         );
-        let decided = later.iter().find(|probe| probe.reason.is_some());
+        let decided = |probe: &&Sent| !probe.has_failed() && probe.reason.is_some();
+        let decided = later.iter().find(decided);
         let trapped_at = trapped
             .and_then(|at| probes.get(at))
             .map_or(Duration::ZERO, |probe| probe.at);
