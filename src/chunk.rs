@@ -230,6 +230,23 @@ fn start_piece(key: HashKey, previous: u64) -> KeyedHash {
     piece
 }
 
+/// Copies into a block, of which so many bytes are taken, as much as fits, and returns the rest.
+fn fill<'a, const BLOCK_BYTES: usize>(
+    block: &mut [u8; BLOCK_BYTES],
+    taken_bytes: &mut usize,
+    bytes: &'a [u8],
+) -> &'a [u8] {
+    let Some(room) = block.get_mut(*taken_bytes..) else {
+        return bytes;
+    };
+    let fitting = room.len().min(bytes.len());
+    for (to, from) in room.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    *taken_bytes += fitting;
+    bytes.get(fitting..).unwrap_or_default()
+}
+
 /// Hash of a pair of hashes, order kept. Not keyed: under a secret what it is given is.
 pub fn mix(first: u64, second: u64) -> u64 {
     let mut pair = Murmur::new(SCHEME_VERSION);

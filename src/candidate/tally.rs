@@ -170,6 +170,11 @@ impl OwnWork {
         self.wholes.since_ms = now_ms;
     }
 
+    /// Whether the host owes the beginning of an answer.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.streams.requests > 0 || self.wholes.requests > 0
+    }
+
     /// How long nothing came back from the host, if that is far longer than usual; else 0.
     ///
     /// `others_ms` is what the work of others there takes. Whole answers are judged only once it is known how long they

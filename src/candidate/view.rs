@@ -266,6 +266,9 @@ impl Fleet {
     /// Its queue seems to drain, since time passes, but whoever waited so long in vain has to expect to wait as long again,
     /// and most that are so late never come.
     pub(super) fn silence_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+        if !member.own.is_waiting() {
+            return 0;
+        }
         let rate = self.rate_of(member);
         let others_tokens = member
             .other_tokens

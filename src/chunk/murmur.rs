@@ -4,6 +4,8 @@
 //! the request body into the hash without a copy. It must never allocate, and it is not a cryptographic hash: it keeps
 //! prompts apart, it authenticates nothing. Algorithm: MurmurHash3 by Austin Appleby (public domain), `MurmurHash3.cpp`.
 
+use super::fill;
+
 /// The running state of one digest.
 #[derive(Debug, Clone, Copy)]
 pub struct Murmur {
@@ -31,7 +33,7 @@ impl Murmur {
         self.total_bytes = self.total_bytes.wrapping_add(bytes.len() as u64);
         let mut rest = bytes;
         if self.tail_bytes > 0 {
-            rest = self.fill_tail(rest);
+            rest = fill(&mut self.tail, &mut self.tail_bytes, rest);
             if self.tail_bytes < BLOCK_BYTES {
                 return;
             }
@@ -43,7 +45,7 @@ impl Murmur {
         for block in blocks {
             self.mix(block);
         }
-        self.fill_tail(left);
+        fill(&mut self.tail, &mut self.tail_bytes, left);
     }
 
     /// Low 64 bits of the digest of everything appended so far.
@@ -62,19 +64,6 @@ impl Murmur {
         self.h1 = finalize(self.h1);
         self.h2 = finalize(self.h2);
         self.h1.wrapping_add(self.h2)
-    }
-
-    /// Copies into the tail as much as fits and returns the rest.
-    fn fill_tail<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let Some(room) = self.tail.get_mut(self.tail_bytes..) else {
-            return bytes;
-        };
-        let fitting = room.len().min(bytes.len());
-        for (to, from) in room.iter_mut().zip(bytes) {
-            *to = *from;
-        }
-        self.tail_bytes += fitting;
-        bytes.get(fitting..).unwrap_or_default()
     }
 
     fn mix(&mut self, block: &[u8; BLOCK_BYTES]) {

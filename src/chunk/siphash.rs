@@ -5,6 +5,8 @@
 //! allocate. Algorithm: Jean-Philippe Aumasson and Daniel J. Bernstein, "SipHash: a fast short-input PRF" (2012), whose
 //! test vector is below.
 
+use super::fill;
+
 /// The running state of one digest.
 #[derive(Debug, Clone, Copy)]
 pub struct SipHash {
@@ -36,7 +38,7 @@ impl SipHash {
         self.total_bytes = self.total_bytes.wrapping_add(bytes.len() as u64);
         let mut rest = bytes;
         if self.tail_bytes > 0 {
-            rest = self.fill_tail(rest);
+            rest = fill(&mut self.tail, &mut self.tail_bytes, rest);
             if self.tail_bytes < WORD_BYTES {
                 return;
             }
@@ -47,7 +49,7 @@ impl SipHash {
         for word in words {
             self.compress(u64::from_le_bytes(*word));
         }
-        self.fill_tail(left);
+        fill(&mut self.tail, &mut self.tail_bytes, left);
     }
 
     /// The digest of everything appended so far.
@@ -63,19 +65,6 @@ impl SipHash {
         }
         let [v0, v1, v2, v3] = self.state;
         v0 ^ v1 ^ v2 ^ v3
-    }
-
-    /// Copies into the tail as much as fits and returns the rest.
-    fn fill_tail<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let Some(room) = self.tail.get_mut(self.tail_bytes..) else {
-            return bytes;
-        };
-        let fitting = room.len().min(bytes.len());
-        for (to, from) in room.iter_mut().zip(bytes) {
-            *to = *from;
-        }
-        self.tail_bytes += fitting;
-        bytes.get(fitting..).unwrap_or_default()
     }
 
     fn compress(&mut self, word: u64) {
