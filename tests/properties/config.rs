@@ -12,7 +12,7 @@ use super::choices::{Choices, Seen, shown};
 use super::json::{Node, any, shuffle, text};
 
 /// Keys of the configuration.
-pub(crate) const KEYS: [&str; 63] = [
+pub(crate) const KEYS: [&str; 64] = [
     "companion",
     "mode",
     "pools",
@@ -26,6 +26,7 @@ pub(crate) const KEYS: [&str; 63] = [
     "debug_headers",
     "dry_run",
     "max_buffer_bytes",
+    "stream_buffer_bytes",
     "late_field_bytes",
     "table_fresh_ms",
     "usage_feedback",
@@ -160,6 +161,12 @@ fn check_pool(pool: &PoolConfig, text: &[u8], seen: &mut Seen) {
     );
     assert!((4096..=16 << 20).contains(&pool.max_buffer_bytes), "{}", told());
     assert!(
+        pool.stream_buffer_bytes
+            .is_none_or(|bytes| (4096..=1 << 30).contains(&bytes)),
+        "{}",
+        told()
+    );
+    assert!(
         (1024..=4 << 20).contains(&pool.prompt.max_prefix_bytes),
         "{}",
         told()
@@ -276,7 +283,7 @@ fn document(choices: &mut Choices<'_>) -> Node {
 
 /// Some settings of a pool, each key once, mostly.
 fn settings(choices: &mut Choices<'_>, below: usize) -> Vec<(String, Node)> {
-    const POOL_KEYS: [&str; 17] = [
+    const POOL_KEYS: [&str; 18] = [
         "strategy",
         "overflow",
         "recompute_weight",
@@ -284,6 +291,7 @@ fn settings(choices: &mut Choices<'_>, below: usize) -> Vec<(String, Node)> {
         "debug_headers",
         "dry_run",
         "max_buffer_bytes",
+        "stream_buffer_bytes",
         "late_field_bytes",
         "table_fresh_ms",
         "usage_feedback",
@@ -437,7 +445,9 @@ fn host(choices: &mut Choices<'_>) -> Node {
 /// A number that the key may have, mostly.
 fn number(choices: &mut Choices<'_>, key: &str) -> Node {
     let sound: &[u32] = match key {
-        "max_buffer_bytes" | "late_field_bytes" | "max_bytes" => &[4096, 65_536, 4 << 20],
+        "max_buffer_bytes" | "stream_buffer_bytes" | "late_field_bytes" | "max_bytes" => {
+            &[4096, 65_536, 4 << 20]
+        }
         "home_bytes" => &[256, 4096, 65_536],
         "memory_bytes" => &[262_144, 1 << 20, 64 << 20],
         "table_fresh_ms" => &[1500, 3000, 60_000],
