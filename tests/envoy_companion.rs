@@ -174,7 +174,7 @@ async fn a_filter_polls_where_the_service_is_missing() {
 
 #[tokio::test]
 async fn a_companion_that_takes_over_leaves_hosts_their_slots_and_tallies() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(3).await;
     for (number, envoy) in envoys().iter().enumerate() {
         let mut settings = settings(&[POOL]);
@@ -182,7 +182,7 @@ async fn a_companion_that_takes_over_leaves_hosts_their_slots_and_tallies() {
         settings["overflow"] = json!({"in_flight": 1});
         let mut pushed = config(&fleet, &settings);
         pushed.plugin.as_mut().unwrap().service = false;
-        let lds = folder.file(&format!("lds-{number}.json"));
+        let lds = folder.file(format!("lds-{number}.json"));
         pushed.lds_path = Some(lds.clone());
         write_atomically(&lds, &pushed.listeners_file()).unwrap();
         let gateway = Gateway::ready(envoy, &pushed, 1, 3).await;
@@ -231,7 +231,7 @@ fn listeners_file(listeners: &[Value]) -> String {
 
 #[tokio::test]
 async fn when_the_listener_of_the_holder_is_deleted_another_ones_filter_polls() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(2).await;
     let prompts = prompts(6);
     for (number, envoy) in envoys().iter().enumerate() {
@@ -239,7 +239,7 @@ async fn when_the_listener_of_the_holder_is_deleted_another_ones_filter_polls() 
         settings["companion"] = json!({"mode": "embedded"});
         let mut config = config(&fleet, &settings);
         config.plugin.as_mut().unwrap().service = false;
-        let lds = folder.file(&format!("two-{number}.json"));
+        let lds = folder.file(format!("two-{number}.json"));
         config.lds_path = Some(lds.clone());
         let mut first = config.listener();
         first["name"] = json!("first");
@@ -337,13 +337,13 @@ fn endpoints_file(pool: &PoolConfig, addresses: &[SocketAddr], statuses: &[(usiz
 
 #[tokio::test]
 async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(3).await;
     let addresses = fleet.addresses();
     let prompts = prompts(12);
     for (number, envoy) in envoys().iter().enumerate() {
         let mut pool = PoolConfig::new(POOL, Vec::new());
-        let eds = folder.file(&format!("eds-{number}.json"));
+        let eds = folder.file(format!("eds-{number}.json"));
         pool.eds_path = Some(eds.clone());
         write_atomically(&eds, &pool.endpoints_file(&addresses)).unwrap();
         let config = config_of(&settings(&[POOL]), vec![pool.clone()]);

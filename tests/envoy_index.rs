@@ -163,12 +163,12 @@ async fn a_restarted_engine_is_believed_to_hold_nothing_within_one_poll() {
 
 #[tokio::test]
 async fn a_config_push_keeps_what_the_workers_know_of_the_caches() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(3).await;
     for (number, envoy) in envoys().iter().enumerate() {
         let mut settings = settings_of("cache_aware");
         let mut pushed = config(&fleet, &settings);
-        let lds = folder.file(&format!("lds-{number}.json"));
+        let lds = folder.file(format!("lds-{number}.json"));
         pushed.lds_path = Some(lds.clone());
         write_atomically(&lds, &pushed.listeners_file()).unwrap();
         let gateway = Gateway::ready(envoy, &pushed, WORKERS, 3).await;

@@ -133,10 +133,10 @@ async fn two_envoys_choose_the_same_home_for_a_prompt_that_is_new_to_both() {
     };
     let at_once = config_in([POOL, "in_turn"].map(|pool| PoolConfig::new(pool, addresses.clone())));
     // Hosts get their slots as they are found: half of them come later here.
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let one_by_one = async |envoy: &Envoy, concurrency| {
         let pools = [POOL, "in_turn"].map(|pool| PoolConfig {
-            eds_path: Some(folder.file(&format!("{pool}-{concurrency}.json"))),
+            eds_path: Some(folder.file(format!("{pool}-{concurrency}.json"))),
             ..PoolConfig::new(pool, Vec::new())
         });
         let find = |addresses: &[SocketAddr]| {
@@ -662,13 +662,13 @@ fn generation_mark(generation: &str) -> Value {
 
 #[tokio::test]
 async fn a_config_push_keeps_hosts_tallies_and_every_request() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(3).await;
     for (number, envoy) in envoys().iter().enumerate() {
         let mut settings = settings(&[POOL]);
         settings["overflow"] = json!({"in_flight": 1});
         let mut first = config(&fleet, &settings);
-        let lds = folder.file(&format!("lds-{number}.json"));
+        let lds = folder.file(format!("lds-{number}.json"));
         first.lds_path = Some(lds.clone());
         first.filters_before = vec![generation_mark("1")];
         write_atomically(&lds, &first.listeners_file()).unwrap();
@@ -814,11 +814,11 @@ async fn envoy_refuses_a_bad_config_and_names_the_key() {
 
 #[tokio::test]
 async fn a_bad_push_is_rejected_and_the_old_config_works_on() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(2).await;
     for (number, envoy) in envoys().iter().enumerate() {
         let mut pushed = config(&fleet, &settings(&[POOL]));
-        let lds = folder.file(&format!("lds-{number}.json"));
+        let lds = folder.file(format!("lds-{number}.json"));
         pushed.lds_path = Some(lds.clone());
         write_atomically(&lds, &pushed.listeners_file()).unwrap();
         let gateway = Gateway::ready(envoy, &pushed, 2, 2).await;

@@ -195,7 +195,7 @@ fn marked_requests() -> Vec<Marked> {
 
 #[tokio::test]
 async fn what_clients_send_is_in_no_log_no_metric_and_no_answer() {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(2).await;
     let mut settings = settings(&[POOL]);
     settings["prefix"] = json!({"tenant_header": "x-tenant"});
@@ -489,14 +489,14 @@ async fn an_engine_that_forges_all_it_says_gets_its_share_and_breaks_nobody_else
 #[tokio::test]
 async fn a_client_that_never_finishes_bodies_is_ended_by_request_timeout_and_holds_up_nobody() {
     const UPLOADS: usize = 300;
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet(2).await;
     for (number, envoy) in envoys().iter().enumerate() {
         let mut config = config(&fleet, &settings(&[POOL]));
         let mut listener = config.listener();
         listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
         listener["filter_chains"][0]["filters"][0]["typed_config"]["request_timeout"] = json!("6s");
-        let lds = folder.file(&format!("lds-{number}.json"));
+        let lds = folder.file(format!("lds-{number}.json"));
         write_atomically(&lds, &json!({"resources": [listener]}).to_string()).unwrap();
         config.lds_path = Some(lds);
         let gateway = Gateway::ready(envoy, &config, 2, 2).await;

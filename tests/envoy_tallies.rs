@@ -305,7 +305,7 @@ async fn a_worker_whose_vm_traps_stops_counting_within_2_s() {
         decode_us_per_token: 50_000,
         max_running: 512,
     };
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     for envoy in envoys() {
         let fleet = fleet_of(2, engine.clone()).await;
         let mut settings = settings(&[POOL]);

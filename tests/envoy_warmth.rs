@@ -189,7 +189,7 @@ async fn assert_kept(limits: &[(&str, f64)], course: impl AsyncFn(&Envoy, u32) -
 
 /// Pushes a setting, then another build of the module; the hit shares around each.
 async fn push(envoy: &Envoy, concurrency: u32, window: Duration) -> Shares {
-    let folder = Folder::new();
+    let folder = Folder::new().unwrap();
     let fleet = fleet_of(HOSTS, engine(PREFIXES)).await;
     let mut pushed = patient(config(&fleet, &settings(&[POOL])));
     let lds = folder.file("lds.json");

@@ -6,6 +6,7 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    unused_imports,
     reason = "each test binary compiles all of this and uses a part of it"
 )]
 #![allow(
@@ -19,7 +20,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -28,9 +28,11 @@ use warmroute_fleet::engine::EngineConfig;
 use warmroute_fleet::envoy::{self, Envoy, EnvoyOptions, EnvoyProcess, Requirement};
 use warmroute_fleet::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, PluginConfig, PoolConfig, RouteConfig};
 use warmroute_fleet::fleet::{Fleet, FleetOptions};
-use warmroute_fleet::process::workspace_root;
 use warmroute_fleet::replica::Replica;
 use warmroute_fleet::wasm::build_wasm;
+
+pub use warmroute_fleet::envoy::Folder;
+pub use warmroute_fleet::workload::text;
 
 /// Name of the pool where a test needs only one.
 pub const POOL: &str = "llm";
@@ -216,12 +218,8 @@ impl Gateway {
     pub async fn stats(&self) -> BTreeMap<String, u64> {
         // Workers tell Envoy what they counted at their next tick.
         tokio::time::sleep(TICKS).await;
-        let stats = self.process.stats(STATS_PREFIX).await;
-        stats
-            .unwrap_or_else(|error| panic!("{}: {error}", self.name))
-            .into_iter()
-            .map(|(name, value)| (name.trim_start_matches(STATS_PREFIX).to_owned(), value))
-            .collect()
+        let stats = self.process.filter_stats().await;
+        stats.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
     /// One of them; 0 while it does not exist.
@@ -306,18 +304,6 @@ impl Served {
     }
 }
 
-/// Text of about so many bytes that nothing else begins with.
-pub fn text(seed: &str, bytes: usize) -> String {
-    let mut text = String::with_capacity(bytes + 32);
-    let mut number = 0;
-    while text.len() < bytes {
-        text.push_str(&format!("{seed}-{number} "));
-        number += 1;
-    }
-    text.truncate(bytes);
-    text
-}
-
 /// A chat whose messages are these, from the user and the assistant in turn.
 pub fn chat_of(messages: &[&str]) -> String {
     let messages: Vec<Value> = messages
@@ -349,35 +335,6 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A folder for files that a test pushes to Envoy; gone when the test is over.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// An empty one.
-    pub fn new() -> Self {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let name = format!(
-            "pushed-{}-{}",
-            std::process::id(),
-            NUMBER.fetch_add(1, Ordering::Relaxed)
-        );
-        let path = workspace_root().join("target/envoy-run").join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    /// Path of a file in it.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Longer than anything a test waits for takes on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(40);
 /// The same for a request that a test holds back while it waits for other things.
@@ -390,5 +347,4 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(25);
 pub const SCRAPE_INTERVAL_MS: u64 = 100;
 /// Counter of good scrapes.
 pub const SCRAPES_OK: &str = "warmroute_scrapes_total.result.ok";
-const STATS_PREFIX: &str = "wasmcustom.";
 const TAIL_LINES: usize = 60;

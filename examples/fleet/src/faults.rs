@@ -29,7 +29,7 @@ mod table;
 mod traps;
 
 pub use load::{End, Load, LoadPlan, Sent};
-pub use stand::{Folder, Gateway, Policy, Side, Stand};
+pub use stand::{Gateway, Policy, Side, Stand};
 pub use table::{in_document, table};
 
 /// All scenarios, in the order of the table.

@@ -292,6 +292,18 @@ impl fmt::Display for WorkloadError {
 
 impl std::error::Error for WorkloadError {}
 
+/// Text of so many bytes that nothing else begins with.
+pub fn text(seed: &str, bytes: usize) -> String {
+    let mut text = String::with_capacity(bytes + 32);
+    let mut number = 0;
+    while text.len() < bytes {
+        text.push_str(&format!("{seed}-{number} "));
+        number += 1;
+    }
+    text.truncate(bytes);
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -114,6 +114,16 @@ impl EnvoyProcess {
             .collect())
     }
 
+    /// All counters and gauges of the filter, by their names without Envoy's prefix.
+    ///
+    /// # Errors
+    /// When the exchange fails.
+    pub async fn filter_stats(&self) -> Result<BTreeMap<String, u64>, ClientError> {
+        let stats = self.stats(FILTER_STATS).await?;
+        let short = |(name, value): (String, u64)| (name.trim_start_matches(FILTER_STATS).to_owned(), value);
+        Ok(stats.into_iter().map(short).collect())
+    }
+
     /// Reads the listeners' ports again, after a config push.
     ///
     /// # Errors
@@ -323,6 +333,37 @@ pub fn validate(envoy: &Envoy, config: &str) -> Result<(), StartError> {
     })
 }
 
+/// A folder for files that are pushed to an Envoy; gone when it is dropped.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new() -> io::Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = workspace_root()
+            .join("target/envoy-run")
+            .join(format!("pushed-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    /// Path of a file in it.
+    pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Replaces a file by renaming a new one over it: Envoy watches for moves and would miss a write in place.
 ///
 /// # Errors
@@ -377,6 +418,8 @@ fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
+/// What Envoy puts before the names of metrics that a Wasm module defines.
+const FILTER_STATS: &str = "wasmcustom.";
 const LOG_NAME: &str = "envoy.log";
 /// Enough for Envoy's last words with a stack trace.
 const TAIL_LINES: usize = 40;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::load::{Load, LoadPlan, Sent};
-use super::stand::{Folder, Gateway, Stand, eventually};
+use super::stand::{Gateway, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
-use crate::envoy::write_atomically;
+use crate::envoy::{Folder, write_atomically};
 use crate::envoy_config::EnvoyConfig;
 use crate::fleet::Fleet;
 use crate::patched::{Act, Counted, When, counted};

@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::load::{Load, LoadPlan, Sent};
-use super::stand::{Folder, Gateway, POOL, Stand, eventually};
+use super::stand::{Gateway, POOL, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
-use crate::envoy::write_atomically;
+use crate::envoy::{Folder, write_atomically};
 use crate::envoy_config::PoolConfig;
 use crate::fleet::Fleet;
 

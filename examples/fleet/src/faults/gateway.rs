@@ -10,10 +10,10 @@ use serde_json::json;
 
 use super::companion::{has_panicked, service_that_panics, taken_over};
 use super::load::{Load, LoadPlan, Sent};
-use super::stand::{Folder, Gateway, POLL, Stand, eventually};
+use super::stand::{Gateway, POLL, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
-use crate::envoy::{EnvoyOptions, write_atomically};
+use crate::envoy::{EnvoyOptions, Folder, write_atomically};
 use crate::odd::free_port;
 use crate::process::{run, workspace_root};
 use crate::toolchain::tool;

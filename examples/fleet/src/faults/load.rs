@@ -11,6 +11,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::stand::Gateway;
 use crate::client::{Client, full, post_request};
+use crate::workload::text;
 
 /// What is sent.
 #[derive(Debug, Clone)]
@@ -275,16 +276,4 @@ pub(super) fn chat(
         {"role": "user", "content": format!("question {number}")},
     ]);
     json!({"model": "sim", "messages": messages, "max_tokens": max_tokens, "stream": is_stream}).to_string()
-}
-
-/// Text of so many bytes that nothing else begins with.
-pub(super) fn text(seed: &str, bytes: usize) -> String {
-    let mut text = String::with_capacity(bytes + 32);
-    let mut number = 0;
-    while text.len() < bytes {
-        text.push_str(&format!("{seed}-{number} "));
-        number += 1;
-    }
-    text.truncate(bytes);
-    text
 }

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::load::{Load, LoadPlan, Sent};
-use super::stand::{Folder, POLL, Stand, eventually};
+use super::stand::{POLL, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
+use crate::envoy::Folder;
 use crate::fleet::Fleet;
 
 mod writes;

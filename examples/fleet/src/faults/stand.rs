@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -16,7 +14,7 @@ use crate::engine::EngineConfig;
 use crate::envoy::{Envoy, EnvoyOptions, EnvoyProcess};
 use crate::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, PluginConfig, PoolConfig, RouteConfig};
 use crate::fleet::{Fleet, FleetOptions};
-use crate::process::workspace_root;
+use crate::soak::memory::Memory;
 use crate::wasm::build_wasm;
 
 /// Whether there is a filter.
@@ -220,9 +218,7 @@ impl Gateway {
     /// # Errors
     /// When the admin interface does not answer.
     pub async fn stats(&self) -> Result<BTreeMap<String, u64>, FaultError> {
-        let stats = self.process.stats(STATS_PREFIX).await?;
-        let named = |(name, value): (String, u64)| (name.trim_start_matches(STATS_PREFIX).to_owned(), value);
-        Ok(stats.into_iter().map(named).collect())
+        Ok(self.process.filter_stats().await?)
     }
 
     /// One of them; 0 while it does not exist.
@@ -238,10 +234,7 @@ impl Gateway {
     /// # Errors
     /// When the system does not tell.
     pub fn resident_kb(&self) -> io::Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kb = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-        kb.ok_or_else(|| io::ErrorKind::InvalidData.into())
+        Ok(Memory::of(self.process.id())?.resident_kib)
     }
 
     /// Waits until a gauge of the pool has this value.
@@ -289,37 +282,6 @@ pub(super) async fn eventually(
     Ok(start.elapsed())
 }
 
-/// A folder for files that a scenario pushes to Envoy; gone when it is dropped.
-#[derive(Debug)]
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// An empty one.
-    ///
-    /// # Errors
-    /// When it cannot be made.
-    pub fn new() -> io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = workspace_root()
-            .join("target/envoy-run")
-            .join(format!("faults-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-
-    /// Path of a file in it.
-    pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The only pool.
 pub(super) const POOL: &str = "llm";
 /// Where chats are sent.
@@ -331,4 +293,3 @@ pub(super) const SCRAPES_OK: &str = "warmroute_scrapes_total.result.ok";
 /// Longer than anything here takes on a busy machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 const PAUSE: Duration = Duration::from_millis(20);
-const STATS_PREFIX: &str = "wasmcustom.";

@@ -14,11 +14,11 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::load::{End, Sent, chat, exchange};
-use super::stand::{CHAT, Folder, Gateway, Policy, Stand, eventually};
+use super::stand::{CHAT, Gateway, Policy, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::client::{Client, ClientError, pieces, post_request};
 use crate::engine::EngineConfig;
-use crate::envoy::write_atomically;
+use crate::envoy::{Folder, write_atomically};
 use crate::envoy_config::EnvoyConfig;
 use crate::fleet::Fleet;
 use crate::patched::{Act, Counted, When, another_build, counted};

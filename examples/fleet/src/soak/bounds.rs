@@ -15,10 +15,10 @@ use tokio::task::JoinSet;
 use super::memory::Memory;
 use super::report::{Report, Sample};
 use super::requests::Mix;
-use super::stand::{self, Failure, Folder, POOL};
+use super::stand::{self, Failure, POOL};
 use super::upstream::{Upstreams, reply};
 use crate::client::Client;
-use crate::envoy::{Envoy, EnvoyProcess, write_atomically};
+use crate::envoy::{Envoy, EnvoyProcess, Folder, write_atomically};
 use crate::envoy_config::{EnvoyConfig, PluginConfig, PoolConfig};
 use crate::wasm::build_wasm;
 
@@ -145,7 +145,7 @@ pub async fn pods(plan: &Pods) -> Result<Report, Failure> {
         push(round)?;
         // The next list but one was asked for after this push was there to be seen.
         let lists = async || {
-            let stats = stand::filter_stats(&process).await?;
+            let stats = process.filter_stats().await?;
             Ok::<_, Failure>(stand::sum_of(&stats, "warmroute_discoveries_total.result.ok"))
         };
         let wanted = lists().await? + 2;

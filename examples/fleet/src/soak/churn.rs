@@ -26,14 +26,15 @@ use tokio::task::JoinSet;
 use self::seen::Seen;
 use super::memory::Memory;
 use super::report::{Report, Sample, list};
-use super::requests::{Mix, Planned, Random};
-use super::stand::{self, Failure, Folder, POOL};
+use super::requests::{Mix, Planned, below};
+use super::stand::{self, Failure, POOL};
 use crate::client::Client;
 use crate::engine::EngineConfig;
-use crate::envoy::{Envoy, EnvoyProcess, write_atomically};
+use crate::envoy::{Envoy, EnvoyProcess, Folder, write_atomically};
 use crate::envoy_config::{EnvoyConfig, PluginConfig, PoolConfig};
 use crate::fleet::{Fleet, FleetOptions};
 use crate::wasm::build_wasm;
+use crate::workload::Rng;
 
 /// How long, and how hard.
 #[derive(Debug, Clone)]
@@ -133,7 +134,7 @@ pub async fn run(plan: &Plan) -> Result<Report, Failure> {
             requests: next.load(Ordering::Relaxed),
             memory: Memory::of(filtered.id())?,
         });
-        watch.look(&stand::filter_stats(&filtered).await?);
+        watch.look(&filtered.filter_stats().await?);
         tokio::time::sleep(LOOK_EVERY).await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -202,11 +203,11 @@ async fn at_rest(
         "none is under way after the last client left",
     );
     let rests = stand::wait_for("tallies are 0", async || {
-        let stats = stand::filter_stats(process).await?;
+        let stats = process.filter_stats().await?;
         Ok(stats.get(IN_FLIGHT) == Some(&0) && stats.get(PREFILL) == Some(&0))
     })
     .await;
-    let stats = stand::filter_stats(process).await?;
+    let stats = process.filter_stats().await?;
     let gauge = |name: &str| stats.get(name).copied().unwrap_or(u64::MAX);
     report.check(
         "tallies are 0 at rest",
@@ -266,8 +267,8 @@ struct Side {
 impl Side {
     fn new(folder: &Folder, name: &str, wasm: Option<PathBuf>) -> Self {
         let (eds, lds) = (
-            folder.file(&format!("{name}-eds.json")),
-            folder.file(&format!("{name}-lds.json")),
+            folder.file(format!("{name}-eds.json")),
+            folder.file(format!("{name}-lds.json")),
         );
         let pool = PoolConfig {
             eds_path: Some(eds.clone()),
@@ -307,14 +308,14 @@ impl Side {
 struct Hosts {
     /// The first [`PRESENT`] are.
     order: Vec<SocketAddr>,
-    random: Random,
+    random: Rng,
 }
 
 impl Hosts {
     fn new(order: Vec<SocketAddr>, seed: u64) -> Self {
         Self {
             order,
-            random: Random(seed),
+            random: Rng::new(seed),
         }
     }
 
@@ -323,9 +324,9 @@ impl Hosts {
     }
 
     fn replace_some(&mut self) {
-        for _ in 0..1 + self.random.below(REPLACED) {
-            let leaves = self.random.below(PRESENT as u64) as usize;
-            let joins = PRESENT + self.random.below((REPLICAS - PRESENT) as u64) as usize;
+        for _ in 0..1 + below(&mut self.random, REPLACED) {
+            let leaves = below(&mut self.random, PRESENT as u64) as usize;
+            let joins = PRESENT + below(&mut self.random, (REPLICAS - PRESENT) as u64) as usize;
             self.order.swap(leaves, joins);
         }
     }
@@ -392,15 +393,15 @@ impl Sender {
         while !self.stop.load(Ordering::Relaxed) {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let planned = mix.request(number);
-            let mut random = Random(self.seed ^ !number);
-            if clients.is_none() || random.below(CLIENT_LASTS) == 0 {
+            let mut random = Rng::new(self.seed ^ !number);
+            if clients.is_none() || below(&mut random, CLIENT_LASTS) == 0 {
                 clients = Some((Client::new(), Client::http2()));
             }
             let Some((http1, http2)) = &clients else { continue };
             let client = if planned.wire.is_http2() { http2 } else { http1 };
             seen.filtered.sent += 1;
             seen.passing += u64::from(!planned.is_decided());
-            let leaves = match random.below(60) {
+            let leaves = match below(&mut random, 60) {
                 _ if !planned.is_decided() => None,
                 0 => Some(Leaves::InBody),
                 1 => Some(Leaves::Waiting),
@@ -428,7 +429,7 @@ impl Sender {
     }
 
     /// Sends a part of an exchange; whatever becomes of it is fine.
-    async fn send_and_leave(&self, leaves: Leaves, client: &Client, planned: &Planned, random: &mut Random) {
+    async fn send_and_leave(&self, leaves: Leaves, client: &Client, planned: &Planned, random: &mut Rng) {
         match leaves {
             Leaves::InBody => {
                 let address = self.filtered.trim_start_matches("http://");
@@ -442,13 +443,13 @@ impl Sender {
                 );
                 let _ = stream.write_all(head.as_bytes()).await;
                 let _ = stream.write_all(&planned.body[..planned.body.len() / 2]).await;
-                tokio::time::sleep(Duration::from_millis(random.below(8))).await;
+                tokio::time::sleep(Duration::from_millis(below(random, 8))).await;
             }
             Leaves::Waiting => {
                 let Ok(request) = planned.to(&self.filtered) else {
                     return;
                 };
-                let patience = Duration::from_millis(1 + random.below(16));
+                let patience = Duration::from_millis(1 + below(random, 16));
                 let _ = tokio::time::timeout(patience, client.request(request)).await;
             }
             Leaves::Streaming => {

@@ -5,6 +5,7 @@
 //! and the rest is what a gateway meets beside them: bodies that are no JSON, compressed, deep, cut or absent, other
 //! paths, other methods.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use warmroute::exchange::Exchange;
 
 use crate::client::{ClientError, RequestBody, full, pieces};
+use crate::workload::Rng;
 
 /// What the mix is made of.
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +77,7 @@ impl Wire {
 impl Mix {
     /// The request of that number.
     pub fn request(&self, number: u64) -> Planned {
-        let mut random = Random(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut planned = Planned {
             number,
             method: Method::POST,
@@ -89,24 +91,24 @@ impl Mix {
                 Wire::Http2,
                 Wire::Http2Frames,
                 Wire::Http2Trailers,
-            ][random.below(6) as usize],
-            is_streamed: random.below(2) == 0,
+            ][below(&mut random, 6) as usize],
+            is_streamed: below(&mut random, 2) == 0,
         };
-        let kind = random.below(100);
+        let kind = below(&mut random, 100);
         let prompt = self.prompt(&mut random);
         self.fill(&mut planned, kind, prompt, &mut random);
         if planned.wire == Wire::Http2Trailers && planned.body.is_empty() {
             planned.wire = Wire::Http2;
         }
-        if random.below(8) == 0 {
+        if below(&mut random, 8) == 0 {
             planned
                 .headers
-                .push(("x-session-id", format!("session-{}", random.below(500))));
+                .push(("x-session-id", format!("session-{}", below(&mut random, 500))));
         }
         planned
     }
 
-    fn fill(&self, planned: &mut Planned, kind: u64, prompt: String, random: &mut Random) {
+    fn fill(&self, planned: &mut Planned, kind: u64, prompt: String, random: &mut Rng) {
         let stream = planned.is_streamed;
         let messages = |prompt: &str| {
             let middle = prompt.len() / 2;
@@ -168,7 +170,7 @@ impl Mix {
     }
 
     /// Requests that are not read, or not to their end.
-    fn fill_odd(&self, planned: &mut Planned, kind: u64, prompt: String, random: &mut Random) {
+    fn fill_odd(&self, planned: &mut Planned, kind: u64, prompt: String, random: &mut Rng) {
         let mut body = json!({"model": "sim", "messages": [{"role": "user", "content": prompt}]}).to_string();
         let content_type = |planned: &mut Planned, value: &str| value.clone_into(&mut planned.headers[0].1);
         let without_body = |planned: &mut Planned, method: Method, path: &str| {
@@ -186,7 +188,7 @@ impl Mix {
         match kind {
             74..77 => content_type(planned, "text/plain"),
             77..79 => planned.headers.push(("content-encoding", "gzip".to_owned())),
-            79..81 => body.truncate(body.len() - 1 - random.below(body.len() as u64 / 2) as usize),
+            79..81 => body.truncate(body.len() - 1 - below(random, body.len() as u64 / 2) as usize),
             81..82 => body = format!("{}{}", "[".repeat(300), body),
             82..83 => body = "null".to_owned(),
             83..84 => body.insert_str(1, "\"messages\":[],"),
@@ -198,7 +200,7 @@ impl Mix {
                 without_body(
                     planned,
                     Method::GET,
-                    ["/v1/models", "/health", "/version"][random.below(3) as usize],
+                    ["/v1/models", "/health", "/version"][below(random, 3) as usize],
                 );
                 return;
             }
@@ -211,16 +213,24 @@ impl Mix {
         planned.body = body.into();
     }
 
-    fn prompt(&self, random: &mut Random) -> String {
+    fn prompt(&self, random: &mut Rng) -> String {
         let text = text();
         let orders = (self.most_bytes as f64 / self.least_bytes as f64).ln();
-        let bytes = (self.least_bytes as f64 * (orders * random.fraction()).exp()) as usize;
+        let bytes = (self.least_bytes as f64 * (orders * random.unit()).exp()) as usize;
         // Half of the prompts begin at one of a few places, and so like others.
-        let shared = if random.below(2) == 0 { bytes * 3 / 4 } else { 0 };
+        let shared = if below(random, 2) == 0 { bytes * 3 / 4 } else { 0 };
         let slice = |start: usize, len: usize| &text[start..start + len];
-        let start = random.below(SHARED_PROMPTS) as usize * 4096;
-        let own = random.below((text.len() - bytes) as u64) as usize;
+        let start = below(random, SHARED_PROMPTS) as usize * 4096;
+        let own = below(random, (text.len() - bytes) as u64) as usize;
         [slice(start, shared), slice(own, bytes - shared)].concat()
+    }
+}
+
+impl fmt::Display for Planned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (number, method, path) = (self.number, &self.method, &self.path);
+        let (wire, bytes) = (self.wire, self.body.len());
+        write!(f, "request {number} ({method} {path}, {wire:?}, {bytes} bytes)")
     }
 }
 
@@ -248,9 +258,9 @@ impl Planned {
         let chunks = || {
             let mut rest = self.body.clone();
             let mut chunks = Vec::new();
-            let mut random = Random(self.number);
+            let mut random = Rng::new(self.number);
             while !rest.is_empty() {
-                let len = (1 + random.below(32 << 10) as usize).min(rest.len());
+                let len = (1 + below(&mut random, 32 << 10) as usize).min(rest.len());
                 chunks.push(rest.split_to(len));
             }
             chunks
@@ -270,39 +280,20 @@ impl Planned {
     }
 }
 
-/// SplitMix64 (Sebastiano Vigna, public domain).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.number() % bound
-    }
-
-    /// A number from 0 to 1.
-    pub fn fraction(&mut self) -> f64 {
-        (self.number() >> 11) as f64 / (1u64 << 53) as f64
-    }
+/// A number below `bound`, which is not 0.
+pub(super) fn below(random: &mut Rng, bound: u64) -> u64 {
+    random.next_u64() % bound
 }
 
 /// Words of which prompts are cut, longer than any prompt.
 fn text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
-        let mut random = Random(1);
+        let mut random = Rng::new(1);
         let mut text = String::with_capacity(TEXT_BYTES + 16);
         while text.len() < TEXT_BYTES {
-            let letters = 2 + random.below(8);
-            text.extend((0..letters).map(|_| char::from(b'a' + random.below(26) as u8)));
+            let letters = 2 + below(&mut random, 8);
+            text.extend((0..letters).map(|_| char::from(b'a' + below(&mut random, 26) as u8)));
             text.push(' ');
         }
         text

@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::fs;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::envoy::{Envoy, EnvoyOptions, EnvoyProcess};
 use crate::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, LISTENER};
-use crate::process::workspace_root;
 
 /// Why a run could not be made.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -45,19 +41,6 @@ pub async fn start(envoy: &Envoy, config: &EnvoyConfig, workers: u32) -> Result<
     Ok(process)
 }
 
-/// Counters and gauges of the filter, without Envoy's prefix.
-///
-/// # Errors
-/// When the admin interface does not answer.
-pub async fn filter_stats(process: &EnvoyProcess) -> Result<BTreeMap<String, u64>, Failure> {
-    let stats = process.stats(STATS_PREFIX).await?;
-    let name = |name: String| name.trim_start_matches(STATS_PREFIX).to_owned();
-    Ok(stats
-        .into_iter()
-        .map(|(full, value)| (name(full), value))
-        .collect())
-}
-
 /// Sum of the counters whose names begin so.
 pub fn sum_of(stats: &BTreeMap<String, u64>, prefix: &str) -> u64 {
     let named = stats.iter().filter(|(name, _)| name.starts_with(prefix));
@@ -71,7 +54,7 @@ pub fn sum_of(stats: &BTreeMap<String, u64>, prefix: &str) -> u64 {
 pub async fn wait_for_hosts(process: &EnvoyProcess, hosts: u64) -> Result<(), Failure> {
     let gauge = format!("warmroute_hosts.pool.{POOL}");
     wait_for(&format!("{gauge} = {hosts}"), async || {
-        Ok(filter_stats(process).await?.get(&gauge) == Some(&hosts))
+        Ok(process.filter_stats().await?.get(&gauge) == Some(&hosts))
     })
     .await
 }
@@ -94,39 +77,7 @@ pub async fn wait_for(
     Ok(())
 }
 
-/// A folder for files that a run pushes to Envoy; gone when the run is over.
-#[derive(Debug)]
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// An empty one.
-    ///
-    /// # Errors
-    /// When it cannot be made.
-    pub fn new() -> std::io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = workspace_root()
-            .join("target/envoy-run")
-            .join(format!("soak-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-
-    /// Path of a file in it.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Envoy's default of 600 s would outlast the runs.
 const DRAIN_S: u32 = 15;
 /// Longer than anything takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
-const STATS_PREFIX: &str = "wasmcustom.";

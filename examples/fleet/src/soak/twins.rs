@@ -114,11 +114,11 @@ pub async fn run(plan: &Plan) -> Result<Report, Failure> {
         format!("{} of {} are not", seen.unexpected, seen.sent),
     );
     let counted = stand::wait_for("all decisions are counted", async || {
-        let stats = stand::filter_stats(&filtered).await?;
+        let stats = filtered.filter_stats().await?;
         Ok(stand::sum_of(&stats, "warmroute_decisions_total") >= seen.decided)
     })
     .await;
-    let stats = stand::filter_stats(&filtered).await?;
+    let stats = filtered.filter_stats().await?;
     let decisions = stand::sum_of(&stats, "warmroute_decisions_total");
     report.check(
         "the filter decided each request that is one for it, once",
@@ -225,14 +225,7 @@ impl Seen {
 
     fn example(&mut self, planned: &Planned, what: &str) {
         if self.examples.len() < MAX_EXAMPLES {
-            self.examples.push(format!(
-                "request {} ({} {}, {:?}, {} bytes): {what}",
-                planned.number,
-                planned.method,
-                planned.path,
-                planned.wire,
-                planned.body.len()
-            ));
+            self.examples.push(format!("{planned}: {what}"));
         }
     }
 

@@ -18,8 +18,9 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::requests::Random;
+use super::requests::below;
 use crate::client::pieces;
+use crate::workload::Rng;
 
 /// What must come back for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,21 +41,21 @@ pub fn reply(method: &Method, path: &str, body: &[u8]) -> Reply {
     hash.update([0]);
     hash.update(body);
     let digest = hex(&hash.finalize());
-    let mut random = Random(u64::from_str_radix(&digest[..16], 16).unwrap_or(0));
-    let status = match random.below(100) {
+    let mut random = Rng::new(u64::from_str_radix(&digest[..16], 16).unwrap_or(0));
+    let status = match below(&mut random, 100) {
         0 => 429,
         1 => 400,
         2 => 500,
         _ => 200,
     };
-    let filler_bytes = 1 << random.below(17);
+    let filler_bytes = 1 << below(&mut random, 17);
     let filler: String = digest.chars().cycle().take(filler_bytes).collect();
     let tokens = body.len() / 4 + 1;
     let usage = format!(
         r#""usage":{{"prompt_tokens":{tokens},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{}}}}}"#,
-        random.below(tokens as u64)
+        below(&mut random, tokens as u64)
     );
-    let (content_type, body) = if status == 200 && method == Method::POST && random.below(2) == 0 {
+    let (content_type, body) = if status == 200 && method == Method::POST && below(&mut random, 2) == 0 {
         let events = filler.as_bytes().chunks(1 << 12).map(|part| {
             let part = String::from_utf8_lossy(part);
             format!("data: {{\"text\":\"{part}\"}}\n\n")

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use warmroute_fleet::envoy::EnvoyProcess;
 use warmroute_fleet::envoy_config::LISTENER;
+use warmroute_fleet::workload::Rng;
 
 use super::cpu::cpu_us;
 
@@ -64,7 +65,7 @@ async fn connection(
 ) -> Result<Vec<u32>, LoadError> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
-    let mut random = Random(SEED ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut random = Rng::new(SEED ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     let mut latencies_us = Vec::new();
     loop {
@@ -146,10 +147,10 @@ impl Bodies {
                 )
             };
             let around_bytes = opening("").len() + UNIQUE_BYTES + BODY_END.len();
-            let mut random = Random(SEED + prefix as u64);
+            let mut random = Rng::new(SEED + prefix as u64);
             while around_bytes + system.len() < body_bytes {
-                let length = 2 + random.next() % 8;
-                system.extend((0..length).map(|_| char::from(b'a' + (random.next() % 26) as u8)));
+                let length = 2 + random.next_u64() % 8;
+                system.extend((0..length).map(|_| char::from(b'a' + (random.next_u64() % 26) as u8)));
                 system.push(' ');
             }
             system.truncate(body_bytes.saturating_sub(around_bytes));
@@ -166,28 +167,15 @@ impl Bodies {
         }
     }
 
-    fn write_request(&self, random: &mut Random, request: &mut Vec<u8>) {
-        let start = &self.starts[(random.next() % PREFIXES as u64) as usize];
+    fn write_request(&self, random: &mut Rng, request: &mut Vec<u8>) {
+        let start = &self.starts[(random.next_u64() % PREFIXES as u64) as usize];
         request.clear();
         request.extend_from_slice(start);
         for _ in 0..UNIQUE_BYTES / 16 {
-            let word = random.next();
+            let word = random.next_u64();
             request.extend((0..16).map(|digit| b'a' + ((word >> (4 * digit)) & 15) as u8));
         }
         request.extend_from_slice(BODY_END.as_bytes());
-    }
-}
-
-/// SplitMix64 (Sebastiano Vigna, public domain).
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 
@@ -208,7 +196,7 @@ mod tests {
     fn bodies_have_their_size_and_share_only_their_prefix() {
         for body_bytes in [2 << 10, 64 << 10] {
             let bodies = Bodies::new(body_bytes);
-            let mut random = Random(SEED);
+            let mut random = Rng::new(SEED);
             let mut seen = Vec::new();
             for _ in 0..64 {
                 let mut request = Vec::new();

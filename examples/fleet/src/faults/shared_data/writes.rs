@@ -11,8 +11,9 @@ use warmroute::journal::{Journal, Tally};
 use warmroute::lease::{Lease, Priority};
 
 use super::super::FaultError;
-use super::super::stand::{Folder, Gateway, POOL, Stand};
+use super::super::stand::{Gateway, POOL, Stand};
 use crate::client::Client;
+use crate::envoy::Folder;
 use crate::envoy_config::EnvoyConfig;
 use crate::saboteur;
 

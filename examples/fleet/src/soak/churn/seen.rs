@@ -70,14 +70,7 @@ impl Answers {
 
     fn example(&mut self, planned: &Planned, what: &str) {
         if self.examples.len() < MAX_EXAMPLES {
-            self.examples.push(format!(
-                "request {} ({} {}, {:?}, {} bytes): {what}",
-                planned.number,
-                planned.method,
-                planned.path,
-                planned.wire,
-                planned.body.len()
-            ));
+            self.examples.push(format!("{planned}: {what}"));
         }
     }
 
