@@ -5,6 +5,9 @@
 
 use crate::journal::{ARCHIVED_RUNS, MAX_JOURNALS};
 
+/// Counts the VMs and contexts that asked for an identity; one key for all pools.
+pub const NEXT_ID: &str = "warmroute/1/next_id";
+
 /// The keys of one pool.
 #[derive(Debug, Clone)]
 pub struct PoolKeys {

@@ -6,14 +6,15 @@
 
 use core::cell::RefCell;
 
-use super::host;
+use super::host::{self, CAS_CREATE};
 use super::shared::{self, JournalSlot, Merged};
 use super::stats::{Counter, Stats};
+use crate::chunk::mix;
 use crate::config::PoolConfig;
 use crate::exchange::Unkeyed;
 use crate::journal::{JournalsSeen, MAX_JOURNALS, MERGE_ABOVE, MergedJournals};
 use crate::pool::Pool;
-use crate::shared_keys::PoolKeys;
+use crate::shared_keys::{NEXT_ID, PoolKeys};
 
 thread_local! {
     static VM: RefCell<Vm> = RefCell::new(Vm::new());
@@ -382,11 +383,32 @@ impl PoolEntry {
     }
 }
 
-/// A number that no other VM of this process has: they are born at different nanoseconds.
+/// A number that nobody else has, in this process or a later one.
+///
+/// Time alone would not do: Envoy's clock has microseconds, and a configuration reaches all threads at once. Two
+/// companions of one number both hold the lease, and two workers of one number write the same journal.
 pub(super) fn new_id() -> u64 {
-    host::now_ns()
+    mix(host::now_ns(), next_number())
 }
 
+/// A number that nobody else of this process has, unless another plugin writes our keys.
+fn next_number() -> u64 {
+    for _ in 0..MAX_TRIES {
+        let stored = host::shared_data(NEXT_ID);
+        let number = stored
+            .as_ref()
+            .and_then(|(bytes, _)| bytes.as_slice().try_into().ok());
+        let number = number.map_or(0, u64::from_le_bytes);
+        let cas = stored.map_or(CAS_CREATE, |(_, cas)| cas);
+        if host::set_shared_data(NEXT_ID, &number.wrapping_add(1).to_le_bytes(), cas).is_ok() {
+            return number;
+        }
+    }
+    0
+}
+
+/// Each try that fails is another's success, and there are not so many contexts.
+const MAX_TRIES: u32 = 1024;
 /// Age at which a decision reads the others' tallies anew: reading them costs a few µs a worker.
 const SYNC_MS: u64 = 20;
 /// The same for a VM without traffic; and all journals are read that often, whether or not they say that they changed.

@@ -1,7 +1,8 @@
-//! A library to preload: the wall clock of a process, shifted by what eight bytes of a file say.
+//! A library to preload: the wall clock of a process, shifted and coarsened by what sixteen bytes of a file say.
 //!
-//! `WARMROUTE_CLOCK` names the file: nanoseconds to add, a signed 64-bit number of this machine. It is read anew at each
-//! look at the clock, so writing it makes the clock jump. Built by the fault matrix with `rustc` alone.
+//! `WARMROUTE_CLOCK` names the file, with two signed 64-bit numbers of this machine: nanoseconds to add, and nanoseconds of
+//! a step, of which a second has a whole number (0 for none). It is read anew at each look at the clock, so writing it makes
+//! the clock jump. Built by the fault matrix with `rustc` alone.
 
 #![no_std]
 
@@ -9,7 +10,7 @@ use core::ffi::{c_char, c_int, c_long, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 
-static OFFSET: AtomicPtr<AtomicI64> = AtomicPtr::new(ptr::null_mut());
+static SETTINGS: AtomicPtr<[AtomicI64; 2]> = AtomicPtr::new(ptr::null_mut());
 
 /// Seconds and nanoseconds, or seconds and microseconds.
 #[repr(C)]
@@ -56,15 +57,18 @@ fn now() -> Time {
 }
 
 fn shift(time: &mut Time) {
-    let offset = offset().map_or(0, |offset| offset.load(Ordering::Relaxed));
+    let Some([offset, step]) = settings() else { return };
+    let offset = offset.load(Ordering::Relaxed);
     let rest = time.rest + offset % SECOND;
     time.seconds += offset / SECOND + rest.div_euclid(SECOND);
     time.rest = rest.rem_euclid(SECOND);
+    let step = step.load(Ordering::Relaxed).clamp(1, SECOND);
+    time.rest -= time.rest % step;
 }
 
-fn offset() -> Option<&'static AtomicI64> {
-    let mut offset = OFFSET.load(Ordering::Acquire);
-    if offset.is_null() {
+fn settings() -> Option<&'static [AtomicI64; 2]> {
+    let mut settings = SETTINGS.load(Ordering::Acquire);
+    if settings.is_null() {
         // SAFETY: C strings; the mapping is never taken back.
         unsafe {
             let path = getenv(c"WARMROUTE_CLOCK".as_ptr());
@@ -72,16 +76,16 @@ fn offset() -> Option<&'static AtomicI64> {
                 return None;
             }
             let file = open(path, 0);
-            let mapped = mmap(ptr::null_mut(), 8, READABLE, SHARED, file, 0);
+            let mapped = mmap(ptr::null_mut(), 16, READABLE, SHARED, file, 0);
             if file < 0 || mapped.addr() == usize::MAX {
                 return None;
             }
-            offset = mapped.cast();
+            settings = mapped.cast();
         }
-        OFFSET.store(offset, Ordering::Release);
+        SETTINGS.store(settings, Ordering::Release);
     }
-    // SAFETY: eight aligned bytes of a mapping that stays.
-    Some(unsafe { &*offset })
+    // SAFETY: sixteen aligned bytes of a mapping that stays.
+    Some(unsafe { &*settings })
 }
 
 #[panic_handler]

@@ -10,10 +10,11 @@ use serde_json::json;
 
 use super::companion::{has_panicked, service_that_panics, taken_over};
 use super::load::{Load, LoadPlan, Sent};
-use super::stand::{Gateway, POLL, Stand, eventually};
+use super::stand::{Gateway, POLL, POOL, Stand, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
 use crate::envoy::{EnvoyOptions, Folder, write_atomically};
+use crate::envoy_config::PoolConfig;
 use crate::odd::free_port;
 use crate::process::{run, workspace_root};
 use crate::toolchain::tool;
@@ -32,6 +33,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         jump("clock jumps back by an hour", -HOUR),
         jump("clock jumps ahead by ten years", 10 * 365 * 24 * HOUR),
         jump("clock jumps back by ten years", -10 * 365 * 24 * HOUR),
+        Scenario::new(
+            PART,
+            "embedded, workers born at one moment of the clock",
+            |stand| Box::pin(born_at_one_moment(stand)),
+        ),
         Scenario::new(
             PART,
             "clock jumps back by an hour, then the service panics",
@@ -193,6 +199,43 @@ async fn clock_jumps(stand: &Stand, seconds: i64) -> Result<Seen, FaultError> {
     Ok(seen)
 }
 
+/// Envoy's clock has microseconds, so contexts of several threads may begin at one moment of it; here all of them do.
+async fn born_at_one_moment(stand: &Stand) -> Result<Seen, FaultError> {
+    let (folder, fleet) = (Folder::new()?, stand.fleet(4, EngineConfig::default()).await?);
+    let clock = Clock::new(&folder)?;
+    clock.coarsen(100)?;
+    let mut settings = stand.settings();
+    settings["companion"] = json!({"mode": "embedded"});
+    let mut config = stand.config(PoolConfig::new(POOL, fleet.addresses()), &settings);
+    if let Some(plugin) = &mut config.plugin {
+        plugin.service = false;
+    }
+    let options = EnvoyOptions {
+        concurrency: 4,
+        ..clock.options()
+    };
+    let gateway = stand.start_with(&config, &options).await?;
+    if stand.is_filtered() {
+        gateway.shows("warmroute_hosts", 4).await?;
+    }
+    let load = Load::start(&gateway, LoadPlan::default());
+    // Who was first may hand the lease to the main thread.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = fleet.replicas[0].metrics_reads();
+    tokio::time::sleep(POLL * 8).await;
+    let reads = fleet.replicas[0].metrics_reads() - before;
+    let mut seen = Seen::of(load.stop().await);
+    if stand.is_filtered() {
+        seen.check(
+            (4..=11).contains(&reads),
+            format!("{reads} scrapes in the time of 8"),
+        );
+        seen.note = format!("{reads} scrapes of a host in the time of 8");
+        no_tally_is_left(&gateway).await?;
+    }
+    Ok(seen)
+}
+
 async fn clock_jumps_and_service_panics(stand: &Stand) -> Result<Seen, FaultError> {
     let (folder, fleet) = (Folder::new()?, stand.fleet(4, EngineConfig::default()).await?);
     let clock = Clock::new(&folder)?;
@@ -232,7 +275,7 @@ impl Clock {
             file: folder.file("clock"),
             library: folder.file("clock.so"),
         };
-        fs::write(&clock.file, 0i64.to_ne_bytes())?;
+        fs::write(&clock.file, [0; 16])?;
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload/clock.rs");
         let built = run(Command::new(tool("RUSTC", "rustc"))
             .current_dir(workspace_root())
@@ -260,6 +303,14 @@ impl Clock {
         // In place: the library has the file mapped, and must never find it empty.
         let mut file = fs::OpenOptions::new().write(true).open(&self.file)?;
         Ok(file.write_all(&(seconds * 1_000_000_000).to_ne_bytes())?)
+    }
+
+    /// Goes on in steps of so many milliseconds.
+    fn coarsen(&self, step_ms: i64) -> Result<(), FaultError> {
+        Ok(fs::write(
+            &self.file,
+            [0, step_ms * 1_000_000].map(i64::to_ne_bytes).concat(),
+        )?)
     }
 }
 
