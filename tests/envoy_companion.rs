@@ -28,6 +28,9 @@ use warmroute_fleet::fleet::Fleet;
 use warmroute_fleet::odd::{OddEngine, Tunnel, cluster_of, free_port};
 use warmroute_fleet::replica::{Fault, MetricOverrides};
 
+/// So many that each of three hosts is the home of one, but for five times in a million.
+const ENOUGH_FOR_THREE: usize = 33;
+
 /// Prompts with various homes.
 fn prompts(count: usize) -> Vec<String> {
     (0..count)
@@ -105,7 +108,7 @@ async fn the_service_scrapes_every_replica_and_drops_what_another_host_answered(
         }
         gateway.shows(WAITING, POOL, 0).await;
         // The host without a sample takes part all the same.
-        let prompts = prompts(12);
+        let prompts = prompts(ENOUGH_FOR_THREE);
         let served = homes(&gateway, &prompts).await;
         assert!(
             served.iter().any(|name| name == fleet.replicas[2].name()),
@@ -340,7 +343,7 @@ async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
     let folder = Folder::new().unwrap();
     let fleet = fleet(3).await;
     let addresses = fleet.addresses();
-    let prompts = prompts(12);
+    let prompts = prompts(ENOUGH_FOR_THREE);
     for (number, envoy) in envoys().iter().enumerate() {
         let mut pool = PoolConfig::new(POOL, Vec::new());
         let eds = folder.file(format!("eds-{number}.json"));

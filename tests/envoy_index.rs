@@ -220,7 +220,8 @@ async fn a_prompt_that_had_to_leave_its_home_returns_to_where_it_is_warm() {
             eventually("the long prompt is in an engine", async || posts() > before).await;
 
             let mut moved = Vec::new();
-            for prompt in prompts(&format!("{strategy} moved"), 8) {
+            // One in three has the busy host as its home; that none has happens less than once in ten thousand times.
+            for prompt in prompts(&format!("{strategy} moved"), 24) {
                 let served = gateway.chat(&[], prompt.as_str()).await.ok();
                 assert!(is_cold(&served), "{:?}", served.answer.headers);
                 if served.reason() == "overflow_cost" {
