@@ -681,7 +681,7 @@ fn the_page_of_bounds_states_what_the_code_has() {
             MAX_METRICS_BYTES >> 20
         ),
         format!("| calls remembered | {MAX_CALLS} |"),
-        format!("| keys in shared data | {keys} for each pool name"),
+        format!("| keys in shared data | one for identities, and {keys} for each pool name"),
         format!("| merged journals | {} KiB;", MERGED_BYTES >> 10),
     ] {
         assert!(page.contains(&stated), "{stated}");
