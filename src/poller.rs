@@ -270,7 +270,7 @@ impl Poller {
             Discovery::Admin { cluster, interval_ms } => (cluster.clone(), *interval_ms),
         };
         self.next_discovery_ms = now_ms.saturating_add(u64::from(interval_ms));
-        let path = discovery::request_path(!self.filter_refused, &[&self.config.cluster]);
+        let path = discovery::request_path(!self.filter_refused, &self.config.cluster);
         let token = self.track(CallKind::Discovery, now_ms);
         calls.push(Call {
             token,
@@ -342,8 +342,8 @@ impl Poller {
             self.counters.discovery_failures = self.counters.discovery_failures.saturating_add(1);
             return;
         }
-        let found = match discovery::endpoints(answer.body, &[&self.config.cluster]) {
-            Ok(found) if found.clusters_found > 0 => found,
+        let found = match discovery::endpoints(answer.body, &self.config.cluster) {
+            Ok(found) if found.is_known => found,
             Ok(_) => {
                 self.counters.discovery_failures = self.counters.discovery_failures.saturating_add(1);
                 return;

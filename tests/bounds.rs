@@ -310,28 +310,27 @@ fn a_table_has_1024_hosts_of_64_adapters() {
 #[test]
 fn discovery_keeps_1024_endpoints_and_refuses_answers_beyond_32_mib() {
     let answer = |hosts: usize| {
-        let status = |number: usize| {
-            json!({"address": {"socket_address": {"address": format!("10.1.{}.{}", number / 250, number % 250),
-                   "port_value": 80}}, "hostname": "h".repeat(10_000)})
-        };
-        let hosts: Vec<Value> = (0..hosts).map(status).collect();
-        json!({"cluster_statuses": [{"name": "llm", "host_statuses": hosts}]}).to_string()
+        let mut lines = String::from("llm::added_via_api::false\n");
+        for number in 0..hosts {
+            let (address, hostname) = (address(number), "h".repeat(10_000));
+            lines.push_str(&format!(
+                "llm::{address}::hostname::{hostname}\nllm::{address}::health_flags::healthy\n"
+            ));
+        }
+        lines
     };
-    let at_bound = discovery::endpoints(answer(MAX_HOSTS).as_bytes(), &["llm"]).unwrap();
+    let at_bound = discovery::endpoints(answer(MAX_HOSTS).as_bytes(), "llm").unwrap();
     assert_eq!((at_bound.endpoints.len(), at_bound.over_limit), (MAX_HOSTS, 0));
     let text = answer(MAX_HOSTS + 1);
-    let (beyond, held, _) = measure(|| discovery::endpoints(text.as_bytes(), &["llm"]).unwrap());
+    let (beyond, held, _) = measure(|| discovery::endpoints(text.as_bytes(), "llm").unwrap());
     assert_eq!((beyond.endpoints.len(), beyond.over_limit), (MAX_HOSTS, 1));
     assert!(held < 1 << 20, "{held}: long host names are not kept");
 
     let mut large = answer(1).into_bytes();
-    large.resize(MAX_ANSWER_BYTES, b' ');
-    assert!(discovery::endpoints(&large, &["llm"]).is_ok());
-    large.push(b' ');
-    assert_eq!(
-        discovery::endpoints(&large, &["llm"]),
-        Err(DiscoveryError::TooLarge)
-    );
+    large.resize(MAX_ANSWER_BYTES, b'\n');
+    assert!(discovery::endpoints(&large, "llm").is_ok());
+    large.push(b'\n');
+    assert_eq!(discovery::endpoints(&large, "llm"), Err(DiscoveryError::TooLarge));
 }
 
 #[test]
@@ -694,6 +693,16 @@ fn the_page_of_bounds_states_what_the_code_has() {
     );
 }
 
+/// The address of a host by number.
+fn address(number: usize) -> String {
+    format!(
+        "10.{}.{}.{}:80",
+        number / 62_500,
+        number / 250 % 250,
+        number % 250
+    )
+}
+
 /// A companion with an admin interface that lists what it is told to.
 struct Companion {
     poller: Poller,
@@ -725,12 +734,10 @@ impl Companion {
     }
 
     fn answer_list(&mut self, call: &Call, first: usize, count: usize) {
-        let status = |number: usize| {
-            let address = format!("10.{}.{}.{}", number / 62_500, number / 250 % 250, number % 250);
-            json!({"address": {"socket_address": {"address": address, "port_value": 80}}})
-        };
-        let hosts: Vec<Value> = (first..first + count).map(status).collect();
-        let body = json!({"cluster_statuses": [{"name": "llm", "host_statuses": hosts}]}).to_string();
+        let mut body = String::from("llm::added_via_api::false\n");
+        for number in first..first + count {
+            body.push_str(&format!("llm::{}::health_flags::healthy\n", address(number)));
+        }
         let answer = Answer {
             status: 200,
             served_by: None,

@@ -372,15 +372,10 @@ async fn the_admin_interface_is_asked_for_clusters_and_nothing_else() {
     let fleet = fleet(2).await;
     for mode in ["service", "embedded"] {
         for envoy in envoys() {
-            let hosts: Vec<Value> = fleet
-                .addresses()
-                .iter()
-                .map(|address| {
-                    let socket = json!({"address": address.ip().to_string(), "port_value": address.port()});
-                    json!({"address": {"socket_address": socket}, "health_status": {"eds_health_status": "HEALTHY"}, "weight": 1})
-                })
-                .collect();
-            let clusters = json!({"cluster_statuses": [{"name": POOL, "host_statuses": hosts}]}).to_string();
+            let mut clusters = format!("{POOL}::added_via_api::false\n");
+            for address in fleet.addresses() {
+                clusters.push_str(&format!("{POOL}::{address}::health_flags::healthy\n"));
+            }
             let admin = Recorder::start(move |_, _, _| http_ok("", &clusters));
             let mut settings = settings(&[POOL]);
             settings["discovery"]["admin_cluster"] = json!("recorder");
@@ -394,7 +389,7 @@ async fn the_admin_interface_is_asked_for_clusters_and_nothing_else() {
             for head in admin.heads() {
                 let line = head.lines().next().unwrap();
                 assert_eq!(
-                    line, "GET /clusters?format=json&filter=%5E%28llm%29%24 HTTP/1.1",
+                    line, "GET /clusters?filter=%5Ellm%24 HTTP/1.1",
                     "{mode} on {envoy}"
                 );
             }

@@ -188,7 +188,8 @@ fn admin_answers_keep_their_properties() {
         &[
             ("sound answer", 700),
             ("many endpoints", 150),
-            ("answer refused", 350),
+            ("answer read", 120),
+            ("answer refused", 250),
             ("discovery call", 3500),
             ("scrape call", 14_000),
             ("scrape counted", 150),

@@ -412,7 +412,7 @@ const DEFAULT_LATE_FIELD_BYTES: u32 = 256 << 10;
 const DEFAULT_TABLE_FRESH_MS: u32 = 3000;
 /// English text and JSON; Chinese is nearer 2.
 const DEFAULT_BYTES_PER_TOKEN: u32 = 4;
-/// Endpoints change seldom, and `/clusters` is rendered on Envoy's main thread (2 % of a core at 1 000 hosts and 1 Hz).
+/// Endpoints change seldom, and `/clusters` is rendered on Envoy's main thread (2 ms for 1 000 hosts).
 const DEFAULT_DISCOVERY_INTERVAL_MS: u32 = 2000;
 
 /// Headers that Envoy or HTTP itself give a meaning to.

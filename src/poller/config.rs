@@ -55,8 +55,7 @@ pub struct MetricsConfig {
 }
 
 impl Default for Discovery {
-    /// Admin through a cluster called `admin`, every 2 s: hosts come and go slower, and an answer of 1 000 hosts keeps
-    /// Envoy's main thread busy for 20 ms.
+    /// Admin through a cluster called `admin`, every 2 s: hosts come and go slower.
     fn default() -> Self {
         Self::Admin {
             cluster: "admin".to_owned(),

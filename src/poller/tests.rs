@@ -18,27 +18,19 @@ pub(super) fn config() -> PollerConfig {
 
 /// An admin answer with these hosts.
 pub(super) fn admin_answer(cluster: &str, hosts: &[(String, Health)]) -> String {
-    let hosts: Vec<String> = hosts
-        .iter()
-        .map(|(address, health)| {
-            let (ip, port) = address.rsplit_once(':').unwrap();
-            let status = match health {
-                Health::Healthy => r#""eds_health_status":"HEALTHY""#,
-                Health::Degraded => r#""eds_health_status":"DEGRADED""#,
-                Health::Unhealthy => r#""failed_active_health_check":true"#,
-                Health::Draining => r#""eds_health_status":"DRAINING""#,
-            };
-            let ip = ip.trim_start_matches('[').trim_end_matches(']');
-            format!(
-                r#"{{"address":{{"socket_address":{{"address":"{ip}","port_value":{port}}}}},
-                "health_status":{{{status}}},"weight":1}}"#
-            )
-        })
-        .collect();
-    format!(
-        r#"{{"cluster_statuses":[{{"name":"{cluster}","host_statuses":[{}]}}]}}"#,
-        hosts.join(",")
-    )
+    let mut answer = format!("{cluster}::added_via_api::false\n");
+    for (address, health) in hosts {
+        let flags = match health {
+            Health::Healthy => "healthy",
+            Health::Degraded => "/degraded_eds_health",
+            Health::Unhealthy => "/failed_active_hc",
+            Health::Draining => "/eds_status_draining",
+        };
+        answer.push_str(&format!(
+            "{cluster}::{address}::health_flags::{flags}\n{cluster}::{address}::weight::1\n"
+        ));
+    }
+    answer
 }
 
 fn static_config(addresses: &[&str]) -> PollerConfig {
@@ -104,7 +96,7 @@ fn the_first_call_asks_the_admin_for_the_pools_cluster() {
         token: CallToken(0),
         cluster: "admin".to_owned(),
         method: "GET",
-        path: "/clusters?format=json&filter=%5E%28llm%29%24".to_owned(),
+        path: "/clusters?filter=%5Ellm%24".to_owned(),
         authority: "localhost".to_owned(),
         headers: Vec::new(),
         timeout_ms: 2_000,
@@ -132,7 +124,7 @@ fn a_refused_filter_is_not_sent_again() {
         body: b"Invalid regex",
     };
     poller.on_answer(calls[0].token, NOW_MS, refusal);
-    assert_eq!(poller.tick(NOW_MS + 2_000)[0].path, "/clusters?format=json");
+    assert_eq!(poller.tick(NOW_MS + 2_000)[0].path, "/clusters");
     assert_eq!(poller.counters().discovery_failures, 1);
 }
 
@@ -339,8 +331,8 @@ fn failed_discoveries_keep_the_hosts() {
             served_by: None,
             body: b"",
         }),
-        Some(ok(None, "not json")),
-        Some(ok(None, "{}")),
+        Some(ok(None, "no clusters")),
+        Some(ok(None, "")),
     ];
     let mut now_ms = NOW_MS;
     for answer in answers {
@@ -377,8 +369,7 @@ fn an_empty_cluster_empties_the_table() {
 fn skipped_addresses_are_counted() {
     let mut poller = Poller::new(config());
     let calls = poller.tick(NOW_MS);
-    let body =
-        r#"{"cluster_statuses":[{"name":"llm","host_statuses":[{"address":{"pipe":{"path":"/s"}}}]}]}"#;
+    let body = "llm::added_via_api::false\nllm::/s::health_flags::healthy\n";
     poller.on_answer(calls[0].token, NOW_MS, ok(None, body));
     assert_eq!(poller.counters().skipped_addresses, 1);
 }

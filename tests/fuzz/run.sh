@@ -59,7 +59,7 @@ seeds() { # TARGET
             for at in 00 01 02 03 04; do seed metrics "\\x01\\x$at" "$file"; done
         done
         ;;
-    admin) for file in tests/fixtures/clusters/*.json; do seed admin "\\0" "$file"; done ;;
+    admin) for file in tests/fixtures/clusters/*.txt; do seed admin "\\0\\x01" "$file"; done ;;
     esac
 }
 

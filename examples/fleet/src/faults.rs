@@ -143,6 +143,10 @@ impl Scenario {
             recovery.took.is_none_or(is_late)
         };
         broken.extend(filtered.recovery.iter().filter(overdue).map(Recovery::to_string));
+        let mut note = filtered.note.clone();
+        if !plain.note.is_empty() && plain.note != note {
+            note = format!("{note}; without the filter: {}", plain.note);
+        }
         Row {
             part: self.part,
             fault: self.fault.clone(),
@@ -155,7 +159,7 @@ impl Scenario {
             slowest: slowest(&filtered),
             worst_added: slowest(&filtered).saturating_sub(slowest(plain)),
             recovery: filtered.recovery,
-            note: filtered.note,
+            note,
             broken,
         }
     }

@@ -24,9 +24,9 @@ pub(super) enum AdminFault {
     Drip,
     /// So many bytes of other clusters come before the one that was asked for.
     Padded(usize),
-    /// Bytes that are no JSON.
+    /// Bytes that are no text of clusters.
     Garbage,
-    /// Another status, and no JSON.
+    /// Another status, and no clusters.
     Status(u16),
     /// The connection closes in the middle.
     Cut,
@@ -135,26 +135,18 @@ async fn serve(
 
 /// The answer with so many bytes of other clusters before its own.
 fn padded(body: &[u8], bytes: usize) -> Vec<u8> {
-    let opening: &[u8] = b"\"cluster_statuses\":";
-    let at = body.windows(opening.len()).position(|window| window == opening);
-    let list = at.and_then(|at| Some(at + body.get(at..)?.iter().position(|byte| *byte == b'[')? + 1));
-    let Some(list) = list else {
-        return body.to_vec();
-    };
-    let mut padded = body.get(..list).unwrap_or_default().to_vec();
-    padded.reserve(bytes + body.len());
+    let mut padded = Vec::with_capacity(bytes + body.len());
     let mut number = 0;
     while padded.len() < bytes {
-        let address = "{\"socket_address\":{\"address\":\"10.1.2.3\",\"port_value\":8000}}";
-        let host = format!(
-            "{{\"address\":{address},\"health_status\":{{\"eds_health_status\":\"HEALTHY\"}},\"weight\":1}}"
-        );
-        let hosts = vec![host; 8].join(",");
-        padded.extend_from_slice(
-            format!("{{\"name\":\"other-{number}\",\"host_statuses\":[{hosts}]}},").as_bytes(),
-        );
+        padded.extend_from_slice(format!("other-{number}::added_via_api::false\n").as_bytes());
+        for host in 0..8 {
+            let host = format!("other-{number}::10.1.2.{host}:8000");
+            padded.extend_from_slice(
+                format!("{host}::hostname::\n{host}::health_flags::healthy\n{host}::weight::1\n").as_bytes(),
+            );
+        }
         number += 1;
     }
-    padded.extend_from_slice(body.get(list..).unwrap_or_default());
+    padded.extend_from_slice(body);
     padded
 }
