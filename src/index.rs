@@ -77,7 +77,7 @@ pub struct NewPlacement {
 }
 
 impl PrefixIndex {
-    /// An empty index; its memory is taken with the first placement.
+    /// An empty index; its memory is taken bit by bit as keys come.
     #[must_use]
     pub fn new(settings: IndexSettings) -> Self {
         let mut index = Self {

@@ -403,8 +403,7 @@ const DEFAULT_MAX_BUFFER_BYTES: u32 = 768 << 10;
 const DEFAULT_HOME_BYTES: u32 = 4096;
 /// Some 40 000 keys: about a thousand long prompts, or the chats of some minutes on a busy worker.
 const DEFAULT_RECENT_PREFIX_BYTES: u32 = 1 << 20;
-/// Half a million keys: what eight hosts with caches of 1.5 M tokens hold, with message ends and room to spare. Taken
-/// by a worker with its first request.
+/// Half a million keys: what eight hosts with caches of 1.5 M tokens hold, with message ends and room to spare.
 const DEFAULT_INDEX_MEMORY_BYTES: u32 = 16 << 20;
 /// Room for 1024 heads of prompts, of which a conversation takes up to eight; only those near the threshold are kept.
 const DEFAULT_LATE_FIELD_BYTES: u32 = 256 << 10;

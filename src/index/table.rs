@@ -79,11 +79,18 @@ pub(super) enum Held {
 #[derive(Debug, Clone)]
 pub(super) struct Table {
     /// Empty until the first key: a worker without traffic holds no memory.
-    buckets: Vec<Bucket>,
+    segments: Vec<Segment>,
+    bucket_count: usize,
+}
+
+/// Some buckets, whose memory is taken with their first key. To take all of the table's at once would keep the request
+/// that brings the first key waiting: 16 MiB take a worker more than 10 ms.
+#[derive(Debug, Clone, Default)]
+struct Segment {
     /// A byte of each way's key, 0 where it is empty: a sixteenth of the size of the keys, so that most lookups of what
     /// is not there end in the processor's cache.
     tags: Vec<u64>,
-    bucket_count: usize,
+    buckets: Vec<Bucket>,
 }
 
 /// The keys are one cache line; the rest is read only for a key that is there.
@@ -98,10 +105,10 @@ struct Bucket {
 impl Table {
     /// As many buckets as fit.
     pub(super) const fn new(memory_bytes: usize) -> Self {
+        let last = (memory_bytes % SEGMENT_BYTES).saturating_sub(size_of::<Segment>());
         Self {
-            buckets: Vec::new(),
-            tags: Vec::new(),
-            bucket_count: memory_bytes / BUCKET_BYTES,
+            segments: Vec::new(),
+            bucket_count: memory_bytes / SEGMENT_BYTES * SEGMENT_BUCKETS + last / BUCKET_BYTES,
         }
     }
 
@@ -115,14 +122,8 @@ impl Table {
         tick: u32,
         uses_16ths: u32,
     ) -> Held {
-        if self.buckets.is_empty() {
-            self.buckets.reserve_exact(self.bucket_count);
-            self.buckets.resize(self.bucket_count, Bucket::default());
-            self.tags.reserve_exact(self.bucket_count);
-            self.tags.resize(self.bucket_count, 0);
-        }
         let at = self.bucket_of(key);
-        let (Some(bucket), Some(tags)) = (self.buckets.get_mut(at), self.tags.get_mut(at)) else {
+        let Some((tags, bucket)) = self.bucket_to_fill(at) else {
             return Held::New;
         };
         let mut ways_of_key = 0;
@@ -170,7 +171,8 @@ impl Table {
     /// The host does not hold the key.
     pub(super) fn forget(&mut self, key: u64, slot: u16) {
         let at = self.bucket_of(key);
-        let Some(bucket) = self.buckets.get_mut(at) else {
+        let segment = self.segments.get_mut(at / SEGMENT_BUCKETS);
+        let Some(bucket) = segment.and_then(|segment| segment.buckets.get_mut(at % SEGMENT_BUCKETS)) else {
             return;
         };
         for ((way_key, uses), holders) in bucket.keys.iter().zip(&bucket.uses).zip(&mut bucket.holders) {
@@ -187,8 +189,14 @@ impl Table {
     #[inline]
     pub(super) fn ways(&self, key: u64) -> impl Iterator<Item = (Uses, &[Holder; HOLDERS])> {
         let at = self.bucket_of(key);
-        let is_there = self.tags.get(at).is_some_and(|tags| has_byte(*tags, tag_of(key)));
-        let bucket = if is_there { self.buckets.get(at) } else { None };
+        let (segment, at) = (self.segments.get(at / SEGMENT_BUCKETS), at % SEGMENT_BUCKETS);
+        let is_there = |segment: &&Segment| {
+            let tags = segment.tags.get(at);
+            tags.is_some_and(|tags| has_byte(*tags, tag_of(key)))
+        };
+        let bucket = segment
+            .filter(is_there)
+            .and_then(|segment| segment.buckets.get(at));
         bucket.into_iter().flat_map(move |bucket| {
             let ways = bucket.keys.iter().zip(&bucket.uses).zip(&bucket.holders);
             ways.filter(move |((way_key, uses), _)| **way_key == key && !uses.is_empty())
@@ -196,15 +204,42 @@ impl Table {
         })
     }
 
-    /// Bytes of memory that the table takes once it holds a key, fixed for life.
+    /// Bytes of memory that the table takes once there were keys for all its buckets, fixed for life.
     pub(super) const fn memory_bytes(&self) -> usize {
-        self.bucket_count * BUCKET_BYTES
+        self.bucket_count * BUCKET_BYTES + self.segment_count() * size_of::<Segment>()
     }
 
     /// Bytes of memory allocated now.
     #[cfg(test)]
     pub(super) fn allocated_bytes(&self) -> usize {
-        self.buckets.capacity() * size_of::<Bucket>() + self.tags.capacity() * 8
+        let buckets = |segment: &Segment| {
+            segment.buckets.capacity() * size_of::<Bucket>() + segment.tags.capacity() * size_of::<u64>()
+        };
+        self.segments.capacity() * size_of::<Segment>() + self.segments.iter().map(buckets).sum::<usize>()
+    }
+
+    const fn segment_count(&self) -> usize {
+        self.bucket_count.div_ceil(SEGMENT_BUCKETS)
+    }
+
+    /// A bucket with its tags, in memory that is taken now if it was not before.
+    fn bucket_to_fill(&mut self, at: usize) -> Option<(&mut u64, &mut Bucket)> {
+        if self.segments.is_empty() {
+            let count = self.segment_count();
+            self.segments.reserve_exact(count);
+            self.segments.resize_with(count, Segment::default);
+        }
+        let first = at - at % SEGMENT_BUCKETS;
+        let segment = self.segments.get_mut(at / SEGMENT_BUCKETS)?;
+        if segment.buckets.is_empty() {
+            let count = self.bucket_count.saturating_sub(first).min(SEGMENT_BUCKETS);
+            segment.tags.reserve_exact(count);
+            segment.tags.resize(count, 0);
+            segment.buckets.reserve_exact(count);
+            segment.buckets.resize(count, Bucket::default());
+        }
+        let at = at % SEGMENT_BUCKETS;
+        Some((segment.tags.get_mut(at)?, segment.buckets.get_mut(at)?))
     }
 
     fn bucket_of(&self, key: u64) -> usize {
@@ -260,7 +295,10 @@ const fn has_byte(word: u64, byte: u64) -> bool {
 }
 
 /// With its tags.
-const BUCKET_BYTES: usize = size_of::<Bucket>() + 8;
+const BUCKET_BYTES: usize = size_of::<Bucket>() + size_of::<u64>();
+/// 17 kB: the first requests of a worker ask for a segment for nearly every key that they bring.
+const SEGMENT_BUCKETS: usize = 64;
+const SEGMENT_BYTES: usize = SEGMENT_BUCKETS * BUCKET_BYTES + size_of::<Segment>();
 const WAYS: usize = 8;
 const HOLDERS: usize = 5;
 /// Twenty holders of one key are known, which is more hosts than a decision looks at.
