@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::memory::Memory;
@@ -127,7 +128,10 @@ pub async fn pods(plan: &Pods) -> Result<Report, Failure> {
         write_atomically(&eds, &pool.endpoints_file(&endpoints))
     };
     push(0)?;
-    let plugin = PluginConfig::new(build_wasm()?, stand::settings().to_string());
+    let mut settings = stand::settings();
+    // The index takes its memory as keys come: the smallest is full before there is anything to compare.
+    settings["index"] = json!({"memory_bytes": 256 << 10});
+    let plugin = PluginConfig::new(build_wasm()?, settings.to_string());
     let process = stand::start(&plan.envoy, &EnvoyConfig::new(plugin, pool.clone()), WORKERS).await?;
     stand::wait_for_hosts(&process, plan.at_a_time.into()).await?;
 
