@@ -11,7 +11,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use memchr::{memchr, memmem};
+use memchr::memchr;
 
 use crate::host_table::{Health, MAX_HOSTS, Role};
 
@@ -66,7 +66,7 @@ pub fn endpoints(body: &[u8], cluster: &str) -> Result<Discovered, DiscoveryErro
             Some((line, after)) => (line, after.get(1..).unwrap_or_default()),
             None => (rest, [].as_slice()),
         };
-        if rest.len() == body.len() && memmem::find(line, b"::").is_none() {
+        if rest.len() == body.len() && double_colon(line).is_none() {
             return Err(DiscoveryError::NotClusters);
         }
         rest = after;
@@ -87,10 +87,10 @@ impl Discovered {
         // No IP address has two colons after one another outside brackets.
         let bracket = memchr(b']', line).filter(|_| line.first() == Some(&b'['));
         let from = bracket.unwrap_or(0);
-        let Some(at) = memmem::find(line.get(from..).unwrap_or_default(), b"::") else {
+        let at = line.get(from..).and_then(double_colon);
+        let Some((subject, told)) = at.and_then(|at| line.split_at_checked(from.saturating_add(at))) else {
             return;
         };
-        let (subject, told) = line.split_at(from.saturating_add(at));
         if subject == b"added_via_api" {
             self.is_known = true;
         } else if let Some(flags) = told.strip_prefix(b"::health_flags::") {
@@ -123,6 +123,10 @@ impl Discovered {
             weight: 1,
         });
     }
+}
+
+fn double_colon(line: &[u8]) -> Option<usize> {
+    line.windows(2).position(|pair| pair == b"::")
 }
 
 /// Whether the text is the address of a host that can be named in a header. It is kept as Envoy spells it, because that is
