@@ -22,6 +22,7 @@ mod endpoints;
 mod engine;
 mod gateway;
 mod load;
+pub mod play;
 mod shared_data;
 mod stand;
 mod streams;

@@ -184,6 +184,11 @@ impl Replica {
         self.shared.lock().odd_metrics = odd;
     }
 
+    /// Ends whole answers to generation requests with trailers, which HTTP/2 carries always and HTTP/1.1 if asked to.
+    pub fn set_trailers(&self, sends_trailers: bool) {
+        self.shared.lock().sends_trailers = sends_trailers;
+    }
+
     /// Lists LoRA adapters as running in `/metrics`.
     pub fn set_adapters(&self, adapters: Vec<String>) {
         self.shared.lock().adapters = adapters;

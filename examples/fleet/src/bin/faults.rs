@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use warmroute_fleet::envoy;
 use warmroute_fleet::faults::args::{Args, Command, HELP};
-use warmroute_fleet::faults::{FaultError, Row, in_document, scenarios, table};
+use warmroute_fleet::faults::play::{Plan, play};
+use warmroute_fleet::faults::{FaultError, Row, Scenario, in_document, scenarios, table};
 use warmroute_fleet::process::workspace_root;
 
 #[tokio::main]
@@ -39,26 +40,32 @@ async fn main() -> ExitCode {
 
 /// Whether every row holds.
 async fn run(args: &Args) -> Result<bool, FaultError> {
-    let (mut rows, mut missing) = (Vec::new(), 0);
-    for scenario in scenarios() {
-        let is_wanted = args.asks_for(&scenario.name()) && (scenario.is_short || !args.is_short);
-        let policies = if is_wanted { scenario.policies } else { &[] };
-        for &policy in policies {
-            for &requirement in &args.envoys {
-                let envoy = envoy::find(requirement)?;
-                match scenario.row(&envoy, policy, args.is_short).await {
-                    Ok(row) => {
-                        println!("{}", line(&row));
-                        rows.push(row);
-                    }
-                    Err(error) => {
-                        println!("{} under {policy} could not be run: {error}", scenario.name());
-                        missing += 1;
-                    }
-                }
-            }
-        }
-    }
+    let is_wanted =
+        |scenario: &Scenario| args.asks_for(&scenario.name()) && (scenario.is_short || !args.is_short);
+    let wanted = scenarios().into_iter().filter(is_wanted).collect();
+    let plan = Plan {
+        envoys: args
+            .envoys
+            .iter()
+            .map(|envoy| envoy::find(*envoy))
+            .collect::<Result<_, _>>()?,
+        is_short: args.is_short,
+        at_a_time: args.jobs,
+    };
+    let played = play(wanted, &plan, |played| match &played.row {
+        Ok(row) => println!("{}", line(row)),
+        Err(error) => println!(
+            "{} under {} could not be run: {error}",
+            played.name, played.policy
+        ),
+    });
+    let (rows, errors): (Vec<_>, Vec<_>) = played
+        .await
+        .into_iter()
+        .map(|played| played.row)
+        .partition(Result::is_ok);
+    let rows: Vec<Row> = rows.into_iter().flatten().collect();
+    let missing = errors.len();
     let table = table(&rows);
     fs::create_dir_all(workspace_root().join("target/reports"))?;
     fs::write(workspace_root().join("target/reports/faults.md"), &table)?;

@@ -14,6 +14,7 @@ Options:
   --envoy <WHICH>  oldest, newest, or both (default)
   --only <TEXT>    only scenarios whose name contains this; may be repeated
   --short          the short form that every test run has
+  --jobs <NUMBER>  rows played side by side (default: 3, as the tests do; most of a row is waiting)
   --list           print the names of the scenarios
   --write          put the table into docs/reliability.md
   --help           print this help
@@ -30,6 +31,8 @@ pub struct Args {
     pub only: Vec<String>,
     /// Whether to play the short form.
     pub is_short: bool,
+    /// Rows played side by side.
+    pub jobs: usize,
     /// Whether to write the document.
     pub write: bool,
 }
@@ -62,6 +65,7 @@ impl Command {
             envoys: vec![Requirement::Oldest, Requirement::Newest],
             only: Vec::new(),
             is_short: false,
+            jobs: 3,
             write: false,
         };
         let mut arguments = arguments.into_iter();
@@ -74,6 +78,11 @@ impl Command {
                 "--only" => args
                     .only
                     .push(arguments.next().ok_or(ArgsError::MissingValue("--only"))?),
+                "--jobs" => {
+                    let number = arguments.next().ok_or(ArgsError::MissingValue("--jobs"))?;
+                    let jobs = number.parse().ok().filter(|jobs| *jobs > 0);
+                    args.jobs = jobs.ok_or(ArgsError::NoNumber(number))?;
+                }
                 "--envoy" => {
                     let which = arguments.next().ok_or(ArgsError::MissingValue("--envoy"))?;
                     args.envoys = match which.as_str() {
@@ -97,6 +106,8 @@ pub enum ArgsError {
     Unknown(String),
     /// The argument needs a value.
     MissingValue(&'static str),
+    /// `--jobs` is not a number above 0.
+    NoNumber(String),
     /// `--envoy` is none of its three.
     UnknownEnvoy(String),
 }
@@ -106,6 +117,7 @@ impl fmt::Display for ArgsError {
         match self {
             Self::Unknown(argument) => write!(f, "unknown argument `{argument}`; --help lists them"),
             Self::MissingValue(argument) => write!(f, "{argument} needs a value"),
+            Self::NoNumber(text) => write!(f, "`{text}` is not a number above 0"),
             Self::UnknownEnvoy(which) => write!(f, "`{which}` is none of oldest, newest, both"),
         }
     }
@@ -120,12 +132,13 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_read_and_nonsense_is_named() {
         let parse = |line: &str| Command::parse(line.split_whitespace().map(str::to_owned));
-        let run = parse("--envoy newest --only engine --only admin --short --write").unwrap();
+        let run = parse("--envoy newest --only engine --only admin --short --jobs 5 --write").unwrap();
         let Command::Run(args) = run else {
             panic!("{run:?}")
         };
         assert_eq!(args.envoys, [Requirement::Newest]);
-        assert!(args.is_short && args.write);
+        assert!(args.is_short && args.write && args.jobs == 5);
+        assert_eq!(parse("--jobs 0"), Err(ArgsError::NoNumber("0".to_owned())));
         assert!(args.asks_for("engine: killed") && !args.asks_for("streams: aborted"));
         assert_eq!(parse("--list"), Ok(Command::List));
         assert_eq!(parse("--envoy"), Err(ArgsError::MissingValue("--envoy")));

@@ -166,6 +166,13 @@ impl Trial {
         let (lds, trapping) = (folder.file("lds.json"), folder.file("trapping.wasm"));
         let mut config = stand.config_of(&fleet);
         config.lds_path = Some(lds.clone());
+        // Over HTTP/2, since Envoy takes no trailers from an HTTP/1.1 upstream.
+        let has_trailers = callback.export == RESPONSE_TRAILERS;
+        config.pools.iter_mut().for_each(|pool| pool.http2 = has_trailers);
+        fleet
+            .replicas
+            .iter()
+            .for_each(|replica| replica.set_trailers(has_trailers));
         if stand.is_filtered() {
             let is_at_once = callback.is_called == Called::WithAnotherModule;
             let (calls_of, count) = match callback.is_called {
@@ -343,6 +350,7 @@ fn outcome(end: &End) -> String {
 
 const PART: &str = "trap";
 const OTHER_POLICIES: &[Policy] = &[Policy::FailOpen, Policy::FailReload, Policy::FailClosed];
+const RESPONSE_TRAILERS: &str = "proxy_on_response_trailers";
 const REQUEST_HEADERS: &str = "proxy_on_request_headers";
 /// What Envoy calls of the module; the exports left out are for TCP, gRPC calls and queues, which Warmroute does not use.
 const CALLBACKS: &[Callback] = &[
@@ -351,6 +359,7 @@ const CALLBACKS: &[Callback] = &[
     by("proxy_on_request_trailers", Called::AsRequestsCome),
     by("proxy_on_response_headers", Called::AsRequestsCome),
     by("proxy_on_response_body", Called::AsRequestsCome),
+    by(RESPONSE_TRAILERS, Called::AsRequestsCome),
     by("proxy_on_log", Called::AsRequestsCome),
     by("proxy_on_done", Called::AsRequestsCome),
     by("proxy_on_delete", Called::AsRequestsCome),

@@ -211,7 +211,15 @@ async fn generate(shared: &Arc<Shared>, request: GenerationRequest) -> Response<
         return response;
     }
     match stream.whole().await {
-        Some(answer) => whole(StatusCode::OK, "application/json", answer),
+        Some(answer) => {
+            let mut response = whole(StatusCode::OK, "application/json", answer.clone());
+            if shared.lock().sends_trailers {
+                let mut trailers = HeaderMap::new();
+                set(&mut trailers, "x-trailer", "1");
+                *response.body_mut() = ReplyBody::WithTrailers(Some(answer), Some(trailers));
+            }
+            response
+        }
         None => error(
             StatusCode::INTERNAL_SERVER_ERROR,
             "InternalServerError",

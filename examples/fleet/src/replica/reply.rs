@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use hyper::HeaderMap;
 use hyper::body::{Body, Frame};
 use tokio::sync::mpsc;
 use tokio::time::Interval;
@@ -24,6 +25,8 @@ pub(super) type Resumed = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(super) enum ReplyBody {
     /// Known from the start; `None` once it was sent.
     Whole(Option<Bytes>),
+    /// Known from the start, with trailers behind it; each is `None` once it was sent.
+    WithTrailers(Option<Bytes>, Option<HeaderMap>),
     /// Server-sent events as the engine produces tokens.
     Tokens(TokenStream),
     /// A comment of the metrics format that never ends.
@@ -45,6 +48,10 @@ impl Body for ReplyBody {
                     .filter(|bytes| !bytes.is_empty())
                     .map(|bytes| Ok(Frame::data(bytes))),
             ),
+            Self::WithTrailers(bytes, trailers) => {
+                let frame = bytes.take().map(Frame::data);
+                Poll::Ready(frame.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
+            }
             Self::Tokens(stream) => stream.poll_frame(context),
             Self::Drip(interval) => {
                 ready!(interval.poll_tick(context));
@@ -62,7 +69,7 @@ impl Body for ReplyBody {
             Self::Whole(bytes) => {
                 hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Self::Tokens(_) | Self::Drip(_) => hyper::body::SizeHint::default(),
+            Self::WithTrailers(..) | Self::Tokens(_) | Self::Drip(_) => hyper::body::SizeHint::default(),
         }
     }
 }
