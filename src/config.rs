@@ -227,6 +227,16 @@ impl Config {
                 format!("expected 1 to {MAX_POOLS} pools, got {}", pools.len()),
             ));
         }
+        let memory_bytes: u64 = pools.iter().map(PoolConfig::memory_bytes).sum();
+        if memory_bytes > MAX_MEMORY_BYTES {
+            return Err(ConfigError::new(
+                "pools",
+                format!(
+                    "expected index.memory_bytes, prefix.memory_bytes and late_field_bytes of all pools to be at most \
+                     {MAX_MEMORY_BYTES} together, got {memory_bytes}"
+                ),
+            ));
+        }
         Ok(Self { companion, pools })
     }
 
@@ -254,6 +264,23 @@ fn companion(top: &mut Reader<'_>) -> Result<CompanionMode, ConfigError> {
     Ok(mode)
 }
 
+impl PoolConfig {
+    /// What its pool keeps in each worker once it is full.
+    fn memory_bytes(&self) -> u64 {
+        [
+            self.index_memory_bytes,
+            self.recent_prefix_bytes,
+            self.late_field_bytes,
+        ]
+        .into_iter()
+        .map(u64::from)
+        .sum()
+    }
+}
+
+/// A VM can address 4 GiB, and one that gets no memory traps; pools of a configuration live on beside those of the next until
+/// their requests are over.
+const MAX_MEMORY_BYTES: u64 = 1536 << 20;
 /// A whole configuration beyond this is refused unread: it is held twice while it is parsed.
 const MAX_CONFIG_BYTES: usize = 1 << 20;
 const MAX_POOLS: usize = 64;

@@ -512,6 +512,28 @@ fn index_memory_is_a_key_of_every_pool_and_pools_win() {
 }
 
 #[test]
+fn pools_that_together_want_more_memory_than_a_vm_should_hold_are_refused() {
+    let pools = |count: usize, index_bytes: u64| {
+        let named = (0..count).map(|number| {
+            let pool =
+                json!({"discovery": {"admin_cluster": "admin"}, "index": {"memory_bytes": index_bytes}});
+            (format!("pool-{number}"), pool)
+        });
+        json!({"pools": named.collect::<serde_json::Map<_, _>>()})
+    };
+    for (count, index_bytes) in [(64, 16 << 20), (5, 256 << 20)] {
+        let text = pools(count, index_bytes).to_string();
+        assert!(Config::parse(text.as_bytes()).is_ok(), "{count} of {index_bytes}");
+    }
+    refuse(
+        &pools(6, 256 << 20),
+        "pools",
+        "expected index.memory_bytes, prefix.memory_bytes and late_field_bytes of all pools to be at most 1610612736 \
+         together, got 1618477056",
+    );
+}
+
+#[test]
 fn a_configuration_without_pools_is_refused() {
     refuse(
         &json!({}),
