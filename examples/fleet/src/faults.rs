@@ -31,7 +31,7 @@ mod traps;
 
 pub use load::{End, Load, LoadPlan, Sent};
 pub use stand::{Gateway, Policy, Side, Stand};
-pub use table::{in_document, table};
+pub use table::{in_document, table, with_rows};
 
 /// All scenarios, in the order of the table.
 pub fn scenarios() -> Vec<Scenario> {

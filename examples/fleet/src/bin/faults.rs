@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use warmroute_fleet::envoy;
 use warmroute_fleet::faults::args::{Args, Command, HELP};
 use warmroute_fleet::faults::play::{Plan, play};
-use warmroute_fleet::faults::{FaultError, Row, Scenario, in_document, scenarios, table};
+use warmroute_fleet::faults::{FaultError, Row, Scenario, in_document, scenarios, table, with_rows};
 use warmroute_fleet::process::workspace_root;
 
 #[tokio::main]
@@ -72,7 +72,13 @@ async fn run(args: &Args) -> Result<bool, FaultError> {
     if args.write {
         let path = workspace_root().join("docs/reliability.md");
         let document = fs::read_to_string(&path)?;
-        match in_document(&document, &table) {
+        let is_all = args.only.is_empty() && !args.is_short && args.envoys.len() > 1;
+        let document = if is_all {
+            in_document(&document, &table)
+        } else {
+            with_rows(&document, &table)
+        };
+        match document {
             Some(document) => fs::write(&path, document)?,
             None => eprintln!("docs/reliability.md has no place for the table"),
         }

@@ -16,7 +16,7 @@ Options:
   --short          the short form that every test run has
   --jobs <NUMBER>  rows played side by side (default: 3, as the tests do; most of a row is waiting)
   --list           print the names of the scenarios
-  --write          put the table into docs/reliability.md
+  --write          put the rows into the table of docs/reliability.md
   --help           print this help
 
 Exits with an error when a row does not hold. Writes target/reports/faults.md.
