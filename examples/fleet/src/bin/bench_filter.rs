@@ -30,7 +30,8 @@ mod load;
 mod upstream;
 
 fn main() -> ExitCode {
-    match Plan::from_args(std::env::args().skip(1)).and_then(|plan| bench(&plan)) {
+    let planned = Plan::from_args(std::env::args().skip(1));
+    match planned.and_then(|plan| plan.map_or_else(help, |plan| bench(&plan))) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -38,6 +39,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn help() -> Result<bool, Box<dyn std::error::Error>> {
+    println!("{USAGE}");
+    Ok(true)
 }
 
 /// What to measure.
@@ -50,7 +56,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn from_args(mut args: impl Iterator<Item = String>) -> Result<Self, Box<dyn std::error::Error>> {
+    /// `None` where help is asked for.
+    fn from_args(mut args: impl Iterator<Item = String>) -> Result<Option<Self>, Box<dyn std::error::Error>> {
         let mut plan = Self {
             requirement: Requirement::Newest,
             pairs: 5,
@@ -59,6 +66,7 @@ impl Plan {
         };
         while let Some(arg) = args.next() {
             match (arg.as_str(), &mut args) {
+                ("--help" | "-h", _) => return Ok(None),
                 ("--quick", _) => {
                     plan.pairs = 3;
                     plan.warm_up = Duration::from_millis(100);
@@ -74,7 +82,7 @@ impl Plan {
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
             }
         }
-        Ok(plan)
+        Ok(Some(plan))
     }
 }
 
@@ -263,10 +271,12 @@ mod tests {
     fn arguments_are_taken_or_refused() {
         let plan = |args: &[&str]| Plan::from_args(args.iter().map(|arg| (*arg).to_owned()));
         assert_eq!(
-            plan(&["--envoy", "oldest"]).unwrap().requirement,
+            plan(&["--envoy", "oldest"]).unwrap().unwrap().requirement,
             Requirement::Oldest
         );
-        assert!(plan(&["--quick"]).unwrap().measure < plan(&[]).unwrap().measure);
+        let measure = |args: &[&str]| plan(args).unwrap().unwrap().measure;
+        assert!(measure(&["--quick"]) < measure(&[]));
+        assert_eq!(plan(&["--help"]).unwrap(), None);
         assert!(plan(&["--envoy"]).is_err());
         assert!(plan(&["--slow"]).is_err());
     }

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use warmroute_fleet::soak::args::{Args, Run};
+use warmroute_fleet::soak::args::{Args, Run, USAGE};
 use warmroute_fleet::soak::report::Report;
 use warmroute_fleet::soak::stand::Failure;
 use warmroute_fleet::soak::{bounds, churn, twins};
@@ -20,7 +20,10 @@ fn main() -> ExitCode {
 }
 
 fn soak() -> Result<bool, Failure> {
-    let args = Args::parse(std::env::args().skip(1))?;
+    let Some(args) = Args::parse(std::env::args().skip(1))? else {
+        println!("{USAGE}");
+        return Ok(true);
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (name, report) = runtime.block_on(run(&args))?;
     println!("{report}");

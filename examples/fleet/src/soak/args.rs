@@ -43,11 +43,11 @@ pub enum Wanted {
 }
 
 impl Args {
-    /// Reads the arguments.
+    /// Reads the arguments; `None` where [`USAGE`] is asked for.
     ///
     /// # Errors
     /// When one is unknown or has no value that fits.
-    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, Failure> {
+    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Self>, Failure> {
         let mut parsed = Self {
             run: Run::Churn,
             envoy: Wanted::Tested(Requirement::Newest),
@@ -65,6 +65,7 @@ impl Args {
                     .map_err(|_| format!("{arg}: {value} is no number\n{USAGE}").into())
             };
             match arg.as_str() {
+                "--help" | "-h" => return Ok(None),
                 "--million" => parsed.run = Run::Twins,
                 "--sizes" => parsed.run = Run::Sizes,
                 "--pods" => parsed.run = Run::Pods,
@@ -82,7 +83,7 @@ impl Args {
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
             }
         }
-        Ok(parsed)
+        Ok(Some(parsed))
     }
 
     /// The Envoy that is wanted.
@@ -97,7 +98,8 @@ impl Args {
     }
 }
 
-const USAGE: &str = "\
+/// Text of `--help`.
+pub const USAGE: &str = "\
 usage: soak [--seconds N]                     hosts, clients and configurations come and go (600 s by default)
        soak --million [--requests N]          equal answers with the filter and without (a million requests)
        soak --sizes [--requests N]            memory under bodies of 1 KiB to 1 MiB (100 000 requests)
@@ -111,10 +113,12 @@ mod tests {
     #[test]
     fn arguments_are_taken_or_refused() {
         let parse = |args: &[&str]| Args::parse(args.iter().map(|arg| (*arg).to_owned()));
-        let args = parse(&["--seconds", "35", "--envoy", "oldest"]).unwrap();
+        assert_eq!(parse(&["--seed", "1", "--help"]).unwrap(), None);
+        let args = parse(&["--seconds", "35", "--envoy", "oldest"]).unwrap().unwrap();
         assert_eq!((args.run, args.duration), (Run::Churn, Duration::from_secs(35)));
         assert_eq!(args.envoy, Wanted::Tested(Requirement::Oldest));
-        let args = parse(&["--million", "--requests", "5", "--seed", "9", "--envoy", "/e"]).unwrap();
+        let args = parse(&["--million", "--requests", "5", "--seed", "9", "--envoy", "/e"]);
+        let args = args.unwrap().unwrap();
         assert_eq!((args.run, args.count, args.seed), (Run::Twins, Some(5), 9));
         assert_eq!(args.envoy, Wanted::At("/e".to_owned()));
         for wrong in [&["--seconds"][..], &["--seconds", "x"], &["--envoy"], &["--what"]] {
