@@ -203,7 +203,17 @@ impl Hit {
         lasting: Duration,
         strike: impl AsyncFnOnce(&mut Replica),
     ) -> Result<Self, FaultError> {
-        let mut fleet = stand.fleet(4, engine()).await?;
+        Self::play_on(stand, engine(), plan, lasting, strike).await
+    }
+
+    async fn play_on(
+        stand: &Stand,
+        engine: EngineConfig,
+        plan: LoadPlan,
+        lasting: Duration,
+        strike: impl AsyncFnOnce(&mut Replica),
+    ) -> Result<Self, FaultError> {
+        let mut fleet = stand.fleet(4, engine).await?;
         let gateway = stand.ready(&stand.config_of(&fleet), 4).await?;
         let load = Load::start(&gateway, plan);
         tokio::time::sleep(WARM_UP).await;

@@ -2,13 +2,29 @@
 
 use std::time::Duration;
 
-use super::{FaultError, Hit, LoadPlan, PART, Scenario, Seen, Stand};
+use super::{FaultError, Hit, LoadPlan, PART, Scenario, Seen, Stand, engine};
+use crate::engine::EngineConfig;
 use crate::faults::End;
 use crate::replica::Fault;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
-        Scenario::new(PART, "ten times as slow", |stand| Box::pin(slow(stand))),
+        Scenario::new(
+            PART,
+            "ten times as slow, where prompts cost next to nothing",
+            |stand| Box::pin(slow(stand, engine())),
+        ),
+        Scenario::new(
+            PART,
+            "ten times as slow, where the others compute 10 000 tokens a second",
+            |stand| {
+                let engine = EngineConfig {
+                    prefill_tokens_per_s: 10_000,
+                    ..engine()
+                };
+                Box::pin(slow(stand, engine))
+            },
+        ),
         Scenario::new(PART, "resets each stream after its first token", |stand| {
             Box::pin(cuts(stand))
         }),
@@ -20,8 +36,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-async fn slow(stand: &Stand) -> Result<Seen, FaultError> {
-    let hit = Hit::play(stand, LoadPlan::default(), LASTING, async |victim| {
+async fn slow(stand: &Stand, engine: EngineConfig) -> Result<Seen, FaultError> {
+    let hit = Hit::play_on(stand, engine, LoadPlan::default(), LASTING, async |victim| {
         victim.set_slow_factor(10.0);
     })
     .await?;
