@@ -122,8 +122,7 @@ impl Table {
         tick: u32,
         uses_16ths: u32,
     ) -> Held {
-        let at = self.bucket_of(key);
-        let Some((tags, bucket)) = self.bucket_to_fill(at) else {
+        let Some((tags, bucket)) = self.bucket_to_fill(key) else {
             return Held::New;
         };
         let mut ways_of_key = 0;
@@ -170,9 +169,9 @@ impl Table {
 
     /// The host does not hold the key.
     pub(super) fn forget(&mut self, key: u64, slot: u16) {
-        let at = self.bucket_of(key);
-        let segment = self.segments.get_mut(at / SEGMENT_BUCKETS);
-        let Some(bucket) = segment.and_then(|segment| segment.buckets.get_mut(at % SEGMENT_BUCKETS)) else {
+        let (segment, at) = self.place_of(key);
+        let segment = self.segments.get_mut(segment);
+        let Some(bucket) = segment.and_then(|segment| segment.buckets.get_mut(at)) else {
             return;
         };
         for ((way_key, uses), holders) in bucket.keys.iter().zip(&bucket.uses).zip(&mut bucket.holders) {
@@ -188,15 +187,13 @@ impl Table {
     /// The ways of a key: its uses and holders, dead ones among them.
     #[inline]
     pub(super) fn ways(&self, key: u64) -> impl Iterator<Item = (Uses, &[Holder; HOLDERS])> {
-        let at = self.bucket_of(key);
-        let (segment, at) = (self.segments.get(at / SEGMENT_BUCKETS), at % SEGMENT_BUCKETS);
+        let (segment, at) = self.place_of(key);
         let is_there = |segment: &&Segment| {
             let tags = segment.tags.get(at);
             tags.is_some_and(|tags| has_byte(*tags, tag_of(key)))
         };
-        let bucket = segment
-            .filter(is_there)
-            .and_then(|segment| segment.buckets.get(at));
+        let segment = self.segments.get(segment).filter(is_there);
+        let bucket = segment.and_then(|segment| segment.buckets.get(at));
         bucket.into_iter().flat_map(move |bucket| {
             let ways = bucket.keys.iter().zip(&bucket.uses).zip(&bucket.holders);
             ways.filter(move |((way_key, uses), _)| **way_key == key && !uses.is_empty())
@@ -222,30 +219,32 @@ impl Table {
         self.bucket_count.div_ceil(SEGMENT_BUCKETS)
     }
 
-    /// A bucket with its tags, in memory that is taken now if it was not before.
-    fn bucket_to_fill(&mut self, at: usize) -> Option<(&mut u64, &mut Bucket)> {
+    /// The bucket of a key with its tags, in memory that is taken now if it was not before.
+    fn bucket_to_fill(&mut self, key: u64) -> Option<(&mut u64, &mut Bucket)> {
         if self.segments.is_empty() {
             let count = self.segment_count();
             self.segments.reserve_exact(count);
             self.segments.resize_with(count, Segment::default);
         }
-        let first = at - at % SEGMENT_BUCKETS;
-        let segment = self.segments.get_mut(at / SEGMENT_BUCKETS)?;
+        let (number, at) = self.place_of(key);
+        let segment = self.segments.get_mut(number)?;
         if segment.buckets.is_empty() {
-            let count = self.bucket_count.saturating_sub(first).min(SEGMENT_BUCKETS);
+            let left = self.bucket_count.saturating_sub(number * SEGMENT_BUCKETS);
+            let count = left.min(SEGMENT_BUCKETS);
             segment.tags.reserve_exact(count);
             segment.tags.resize(count, 0);
             segment.buckets.reserve_exact(count);
             segment.buckets.resize(count, Bucket::default());
         }
-        let at = at % SEGMENT_BUCKETS;
         Some((segment.tags.get_mut(at)?, segment.buckets.get_mut(at)?))
     }
 
-    fn bucket_of(&self, key: u64) -> usize {
+    /// The segment of a key's bucket, and the bucket's number in it.
+    fn place_of(&self, key: u64) -> (usize, usize) {
         // Keys are hashes already; the product maps 32 bits of one evenly to any number of buckets.
         let low = key & 0xffff_ffff;
-        usize::try_from((low * self.bucket_count as u64) >> 32).unwrap_or(0)
+        let bucket = usize::try_from((low * self.bucket_count as u64) >> 32).unwrap_or(0);
+        (bucket / SEGMENT_BUCKETS, bucket % SEGMENT_BUCKETS)
     }
 }
 

@@ -146,7 +146,8 @@ impl Scenario {
         broken.extend(filtered.recovery.iter().filter(overdue).map(Recovery::to_string));
         let mut note = filtered.note.clone();
         if !plain.note.is_empty() && plain.note != note {
-            note = format!("{note}; without the filter: {}", plain.note);
+            let separator = if note.is_empty() { "" } else { "; " };
+            note = format!("{note}{separator}without the filter: {}", plain.note);
         }
         Row {
             part: self.part,

@@ -48,6 +48,8 @@ pub(super) struct Outcome {
     pub(super) seen: Vec<String>,
     pub(super) at: Duration,
     pub(super) took: Duration,
+    /// Whether Envoy lost it by its own fault, so that it says nothing of either side.
+    pub(super) is_lost: bool,
 }
 
 impl Exchange {
@@ -137,6 +139,11 @@ impl Rig {
         })
     }
 
+    /// Whether Envoy's log has this text.
+    pub(super) fn has_logged(&self, text: &str) -> bool {
+        self.gateway.process.log().contains(text)
+    }
+
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -170,6 +177,7 @@ impl Rig {
             seen: seen.unwrap_or_else(|_| vec!["hung".to_owned()]),
             at,
             took: start.elapsed() - at,
+            is_lost: false,
         }
     }
 
