@@ -183,10 +183,10 @@ impl Reference {
 
 /// What is worse than without the filter, if anything is.
 fn difference(outcome: &Outcome, plain: &Outcome) -> Option<String> {
-    let (ours, theirs) = (comparable(&outcome.seen), comparable(&plain.seen));
+    let (ours, theirs) = (&outcome.seen, &plain.seen);
     let alike = ours
         .iter()
-        .zip(&theirs)
+        .zip(theirs)
         .take_while(|(ours, theirs)| ours == theirs);
     let alike = alike.count();
     let (ours, theirs) = (&ours[alike..], &theirs[alike..]);
@@ -202,29 +202,6 @@ fn difference(outcome: &Outcome, plain: &Outcome) -> Option<String> {
     }
     let is_late = outcome.took > plain.took + LATE;
     is_late.then(|| format!("took {:?} instead of {:?}", outcome.took, plain.took))
-}
-
-/// What was seen, without what an Envoy before 1.40 adds to a refusal when the kernel told it of a refused connection late: on
-/// a busy machine that is chance.
-fn comparable(seen: &[String]) -> Vec<String> {
-    let mut lines = seen.to_vec();
-    for at in 1..lines.len() {
-        let Some(start) = lines[at].find(DELAYED) else {
-            continue;
-        };
-        lines[at].replace_range(start..start + DELAYED.len(), "");
-        let head = &mut lines[at - 1];
-        let from = head.find(LENGTH).map(|start| start + LENGTH.len());
-        let Some(from) = from else { continue };
-        let digits = head[from..]
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(head.len() - from);
-        if let Ok(length) = head[from..from + digits].parse::<usize>() {
-            let length = length.saturating_sub(DELAYED.len()).to_string();
-            head.replace_range(from..from + digits, &length);
-        }
-    }
-    lines
 }
 
 fn is_refused(line: &str) -> bool {
@@ -248,8 +225,6 @@ fn mark_lost_trailers(exchanges: &[Exchange], outcomes: &mut [Outcome]) {
 const PART: &str = "streams";
 const SENT_FIN: &str = "Sent fin; can't send trailers";
 const TRAILERS_ALONE: &str = "trailers alone to http2";
-const DELAYED: &str = ", transport failure reason: delayed connect error: Connection refused";
-const LENGTH: &str = "content-length: ";
 /// Exchanges that are mixed.
 const MIXED: usize = 10_000;
 const SEED: u64 = 5;
@@ -261,24 +236,6 @@ const LATE: Duration = Duration::from_millis(1500);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_refusal_reads_the_same_whenever_the_kernel_told_of_it() {
-        let refusal = |length: u32, reason: &str| {
-            vec![
-                format!("HTTP/1.1 503 Service Unavailable | content-length: {length} | server: envoy"),
-                format!(
-                    "\"upstream connect error. reset reason: remote connection failure{reason}\", trailers []"
-                ),
-                "at rest".to_owned(),
-            ]
-        };
-        let at_once = refusal(121, "");
-        assert_eq!(comparable(&refusal(190, DELAYED)), at_once);
-        assert_eq!(comparable(&at_once), at_once);
-        let other = refusal(190, ", transport failure reason: TLS error");
-        assert_eq!(comparable(&other), other, "any other reason stays");
-    }
 
     #[test]
     fn statuses_are_read_of_heads_of_both_versions() {
