@@ -9,6 +9,7 @@
 //! an unknown tag are skipped, so that a section can be added within a version.
 
 mod merged;
+mod pace;
 mod placements;
 mod seen;
 
@@ -18,6 +19,7 @@ use crate::blob::{BlobError, BlobReader, BlobWriter, heartbeat_is_stale};
 use crate::host_table::{MAX_HOSTS, Slot};
 
 pub use self::merged::{MERGED_BYTES, MERGED_RUN_BYTES, MergedJournals};
+pub use self::pace::PublicationPace;
 pub use self::placements::{
     ARCHIVED_RUNS, ClosedRun, MAX_KEYS, Placement, PlacementKind, PlacementLog, PlacementRun, RUN_BYTES,
 };

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use support::{CHAT, Gateway, POOL, Served, chat, config, envoys, fleet, settings, text};
 use warmroute_fleet::client::Client;
+use warmroute_fleet::patience::let_run;
 
 /// Prompt bytes believed cached on the chosen host, and bytes of the prompt.
 fn matched(served: &Served) -> (u64, u64) {
@@ -64,7 +65,7 @@ async fn twelve_busy_workers_merge_their_journals_and_lose_no_placement() {
             let prompt = chat(&text(&format!("crossing {envoy} {number}"), PROMPT_BYTES));
             let placed = ask(&Client::new(), &url, prompt.clone()).await;
             assert_eq!(matched(&placed).0, 0, "{:?}", placed.answer.headers);
-            tokio::time::sleep(SHARED_WITHIN).await;
+            let_run(SHARED_WITHIN).await;
             // A connection of its own: the kernel hands it to any worker.
             for _ in 0..3 {
                 let again = ask(&Client::new(), &url, prompt.clone()).await;

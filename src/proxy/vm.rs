@@ -12,7 +12,7 @@ use super::stats::{Counter, Stats};
 use crate::chunk::mix;
 use crate::config::PoolConfig;
 use crate::exchange::Unkeyed;
-use crate::journal::{JournalsSeen, MAX_JOURNALS, MERGE_ABOVE, MergedJournals};
+use crate::journal::{JournalsSeen, MAX_JOURNALS, MERGE_ABOVE, MergedJournals, PublicationPace};
 use crate::pool::Pool;
 use crate::shared_keys::{NEXT_ID, PoolKeys};
 
@@ -87,6 +87,7 @@ pub(super) struct PoolEntry {
     shows_requests: bool,
     synced_ms: u64,
     published_ms: u64,
+    pace: PublicationPace,
     table_sequence: Option<u64>,
 }
 
@@ -267,6 +268,7 @@ impl PoolEntry {
             shows_requests: false,
             synced_ms: 0,
             published_ms: 0,
+            pace: PublicationPace::default(),
             table_sequence: None,
         }
     }
@@ -350,7 +352,8 @@ impl PoolEntry {
         // A worker that falls idle says so at once: nothing might come for a while that would, and the others would send
         // requests away from hosts that are free.
         let falls_idle = self.shows_requests && self.pool.fleet().is_idle();
-        if falls_idle || now_ms.abs_diff(self.published_ms) >= PUBLISH_MS {
+        if falls_idle || self.pace.may_publish(now_ms) {
+            self.pace.published(now_ms);
             self.publish(stats, now_ms);
         }
     }
@@ -413,8 +416,6 @@ const MAX_TRIES: u32 = 1024;
 const SYNC_MS: u64 = 20;
 /// The same for a VM without traffic; and all journals are read that often, whether or not they say that they changed.
 const IDLE_SYNC_MS: u64 = 1000;
-/// Own tallies are published at most this often while requests are in flight; the tick brings the rest.
-const PUBLISH_MS: u64 = 10;
 /// The slot of a journal without a sign of life may be taken after five of these.
 const HEARTBEAT_MS: u64 = 1000;
 /// Tallies without a sign of life stop counting after four of these.

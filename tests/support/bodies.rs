@@ -36,6 +36,7 @@ use warmroute_fleet::engine::EngineConfig;
 use warmroute_fleet::envoy::{self, EnvoyOptions, EnvoyProcess, Requirement};
 use warmroute_fleet::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, PluginConfig, PoolConfig};
 use warmroute_fleet::fleet::{Fleet, FleetOptions};
+use warmroute_fleet::patience::let_run;
 use warmroute_fleet::replica::RequestRecord;
 use warmroute_fleet::wasm::build_wasm;
 
@@ -158,7 +159,7 @@ impl Rig {
             })
             .await;
             // A worker reads the table anew for a decision when it last did so 20 ms ago or more, which none can tell.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            let_run(Duration::from_millis(50)).await;
         }
         rig
     }
@@ -185,14 +186,14 @@ impl Rig {
     pub(crate) async fn stat(&self, name: &str) -> u64 {
         let name = format!("wasmcustom.{name}");
         // Workers tell Envoy what they counted at their next tick.
-        tokio::time::sleep(TICKS).await;
+        let_run(TICKS).await;
         let stats = self.envoy.stats(&name).await.unwrap();
         stats.get(&name).copied().unwrap_or(0)
     }
 
     /// Sum of the metrics whose names begin so.
     pub(crate) async fn stat_sum(&self, prefix: &str) -> u64 {
-        tokio::time::sleep(TICKS).await;
+        let_run(TICKS).await;
         let stats = self.envoy.stats(&format!("wasmcustom.{prefix}")).await.unwrap();
         stats.values().sum()
     }

@@ -1,7 +1,8 @@
 //! Real Envoys with the filter in front of a simulated fleet: what every end-to-end test starts from.
 //!
-//! In: a fleet, the plugin's settings, an Envoy. Out: a [`Gateway`] that can be asked, waited for and counted. Nothing here
-//! sleeps for a fixed time: everything waits for a condition, until a deadline that only a hang reaches.
+//! In: a fleet, the plugin's settings, an Envoy. Out: a [`Gateway`] that can be asked, waited for and counted. Where a client
+//! can see what it waits for, it waits for that, until a deadline that only a hang reaches; elsewhere it lets the machine
+//! run for a while.
 
 #![allow(
     dead_code,
@@ -28,6 +29,7 @@ use warmroute_fleet::engine::EngineConfig;
 use warmroute_fleet::envoy::{self, Envoy, EnvoyOptions, EnvoyProcess, Requirement};
 use warmroute_fleet::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, PluginConfig, PoolConfig, RouteConfig};
 use warmroute_fleet::fleet::{Fleet, FleetOptions};
+use warmroute_fleet::patience::let_run;
 use warmroute_fleet::replica::Replica;
 use warmroute_fleet::wasm::build_wasm;
 
@@ -217,7 +219,7 @@ impl Gateway {
     /// All counters and gauges of the filter, without Envoy's prefix.
     pub async fn stats(&self) -> BTreeMap<String, u64> {
         // Workers tell Envoy what they counted at their next tick.
-        tokio::time::sleep(TICKS).await;
+        let_run(TICKS).await;
         let stats = self.process.filter_stats().await;
         stats.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }

@@ -8,6 +8,7 @@
 //! | [`replica`] | one engine behind a real HTTP server, with test controls |
 //! | [`fleet`] | several replicas in one process |
 //! | [`client`] | a small HTTP client |
+//! | [`patience`] | waits for what nobody outside can see |
 //! | [`process`] | helper programs that an interrupt ends |
 //! | [`toolchain`] | finds Rust's programs, adds missing targets |
 //! | [`dependencies`] | the packages of a build, their licences and checksums |
@@ -40,6 +41,7 @@ pub mod load;
 pub mod metrics_text;
 pub mod odd;
 pub mod patched;
+pub mod patience;
 pub mod process;
 pub mod replica;
 pub mod report;

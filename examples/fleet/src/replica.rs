@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -100,6 +100,8 @@ pub struct RequestRecord {
 pub struct Replica {
     shared: Arc<Shared>,
     address: SocketAddr,
+    /// Bound to the address but not listening: while the server is stopped, nobody else's connection gets the port.
+    _reserved: TcpSocket,
     server: Option<Server>,
     driver: JoinHandle<()>,
 }
@@ -110,8 +112,9 @@ impl Replica {
     /// # Errors
     /// When the port cannot be bound.
     pub async fn start(options: ReplicaOptions) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await?;
-        let address = listener.local_addr()?;
+        let reserved = reserve(options.port)?;
+        let address = reserved.local_addr()?;
+        let listener = TcpListener::bind(address).await?;
         let shared = Arc::new(Shared {
             name: options.name,
             model: options.model,
@@ -127,6 +130,7 @@ impl Replica {
         Ok(Self {
             shared,
             address,
+            _reserved: reserved,
             server,
             driver,
         })
@@ -248,6 +252,13 @@ impl Drop for Replica {
             server.accept.abort();
         }
     }
+}
+
+fn reserve(port: u16) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv4Addr::LOCALHOST, port).into())?;
+    Ok(socket)
 }
 
 /// Requests that a replica remembers for its tests.

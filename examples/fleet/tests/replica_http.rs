@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use sha2::{Digest, Sha256};
+use tokio::net::TcpSocket;
 use warmroute_fleet::client::{Client, full, post_request};
 use warmroute_fleet::engine::EngineConfig;
 use warmroute_fleet::fleet::{Fleet, FleetOptions};
@@ -208,6 +209,12 @@ async fn metrics_show_overrides_and_a_restart() {
     let address = replica.address();
     replica.stop().await;
     assert!(client.get(&url(replica, "/health")).await.is_err());
+    // Nobody is there, and nobody else's connection can take the port.
+    let other = TcpSocket::new_v4().unwrap();
+    assert_eq!(
+        other.bind(address).unwrap_err().kind(),
+        std::io::ErrorKind::AddrInUse
+    );
     replica.restart().await.unwrap();
     assert_eq!(replica.address(), address);
     let after = client.get(&url(replica, "/metrics")).await.unwrap().text();
