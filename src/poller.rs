@@ -8,7 +8,8 @@
 //! Scrapes are paced: each host once an interval, spread evenly over it, never a burst after a stall and never more in
 //! flight than configured. They name one exact host in the steering header; an answer that says that another host served
 //! it is dropped. A host that does not answer keeps its last sample, which ages, and is asked less and less often, so
-//! that dead hosts do not use up the places in flight. Hosts that left discovery leave the table at once; when discovery
+//! that dead hosts do not use up the places in flight. One that does not even take a connection is unhealthy until it does.
+//! Hosts that left discovery leave the table at once; when discovery
 //! itself fails, the last endpoints stay.
 
 mod apply;
@@ -185,6 +186,7 @@ impl Poller {
             // One more tells that it is too large.
             Some(CallKind::Discovery) if status == 200 => MAX_ANSWER_BYTES + 1,
             Some(CallKind::Scrape { .. }) if status == 200 => MAX_METRICS_BYTES,
+            Some(CallKind::Scrape { .. }) if status == 503 => MAX_REFUSAL_BYTES,
             Some(_) | None => 0,
         }
     }
@@ -366,11 +368,21 @@ impl Poller {
         let Some(host) = index.and_then(|index| self.table.hosts.get_mut(index)) else {
             return;
         };
+        let asked = self.config.metrics.address_of(&host.address);
+        // Metrics behind a port of their own tell nothing of the port that serves; and where no scrape ever succeeded, it may
+        // be the way there that is wrong.
+        if asked == host.address
+            && host.sampled_ms != 0
+            && let Some(refuses) = refuses_connections(&answer, &asked)
+            && let Some(health) = self.slots.on_reached(slot, refuses)
+        {
+            self.membership_changed |= host.health != health;
+            host.health = health;
+        }
         if answer.status != 200 {
             self.count_failure(CallKind::Scrape { slot, epoch }, now_ms);
             return;
         }
-        let asked = self.config.metrics.address_of(&host.address);
         match answer.served_by.map(str::trim) {
             Some(served_by) if served_by == asked => {}
             None if !self.config.metrics.require_served_by => {
@@ -451,6 +463,18 @@ impl Poller {
     }
 }
 
+/// Whether a host that was asked takes no connections; `None` where the answer does not tell, because another host gave it
+/// or Envoy did for other reasons, such as full circuit breakers (503) or its patience (504).
+fn refuses_connections(answer: &Answer<'_>, asked: &str) -> Option<bool> {
+    let says_so = |text: &[u8]| text.windows(REFUSED.len()).any(|window| window == REFUSED);
+    match answer.served_by.map(str::trim) {
+        Some(served_by) => (served_by == asked).then_some(false),
+        // What Envoy itself answers names no host, and neither does anything where its config does not ask for names.
+        None if answer.status == 503 && says_so(answer.body) => Some(true),
+        None => (answer.status == 200).then_some(false),
+    }
+}
+
 /// How long a call may stay without answer or failure: its timeout and a second for the shell to say so.
 fn call_lifetime_ms(config: &PollerConfig, kind: CallKind) -> u64 {
     let timeout_ms = match kind {
@@ -478,6 +502,13 @@ const DISCOVERY_TIMEOUT_MS: u32 = 2_000;
 
 /// Calls that a shell has to remember at most: those in flight, and as many that were given up and have not ended yet.
 pub const MAX_CALLS: usize = 2 * (MAX_SCRAPES as usize + 1);
+
+/// In Envoy's own 503, the reason for which it has no answer of the host: it did not take the connection. Envoy 1.36 goes on
+/// with why, 1.40 does not; a timeout is called otherwise.
+const REFUSED: &[u8] = b"reset reason: remote connection failure";
+
+/// Envoy's own 503 is shorter.
+const MAX_REFUSAL_BYTES: usize = 512;
 
 /// The admin interface does not look at the authority, but a cluster's name may not be a valid one.
 const ADMIN_AUTHORITY: &str = "localhost";

@@ -433,6 +433,47 @@ async fn an_engine_that_restarts_is_noticed_and_serves_on() {
 }
 
 #[tokio::test]
+async fn an_engine_that_is_gone_is_left_before_any_request_found_out() {
+    let mut fleet = fleet(3).await;
+    let config = config(&fleet, &settings(&[POOL]));
+    let prompts = prompts(ENOUGH_FOR_THREE);
+    for envoy in envoys() {
+        let gateway = Gateway::ready(&envoy, &config, 2, 3).await;
+        let before = homes(&gateway, &prompts).await;
+        let gone = &mut fleet.replicas[1];
+        let address = gone.address().to_string();
+        let pairs = prompts.iter().zip(&before);
+        let at_home: Vec<&String> = pairs
+            .filter(|(_, home)| *home == gone.name())
+            .map(|(prompt, _)| prompt)
+            .collect();
+        assert!(!at_home.is_empty(), "{before:?}");
+
+        gone.stop().await;
+        // Workers read a table when theirs is 20 ms old; the gauges are told later than that.
+        gateway.shows(TAKING_TRAFFIC, POOL, 2).await;
+        for prompt in &at_home {
+            let served = gateway.chat(&[], prompt.as_str()).await.ok();
+            assert_ne!(
+                served.header("x-warmroute-host"),
+                address,
+                "{:?}",
+                served.answer.headers
+            );
+        }
+        assert_eq!(gateway.stat(HOST_FAILURES).await, 0);
+
+        gone.restart().await.unwrap();
+        gateway.shows(TAKING_TRAFFIC, POOL, 3).await;
+        let fresh: Vec<String> = (0..ENOUGH_FOR_THREE)
+            .map(|number| chat(&text(&format!("fresh {envoy} {number}"), 5000)))
+            .collect();
+        let back = homes(&gateway, &fresh).await;
+        assert!(back.iter().any(|home| home == gone.name()), "{back:?}");
+    }
+}
+
+#[tokio::test]
 async fn failing_metrics_age_the_table_while_requests_go_on() {
     let fleet = fleet(2).await;
     let mut settings = settings(&[POOL]);
@@ -616,4 +657,5 @@ const WAITING: &str = "warmroute_engine_requests_waiting";
 const MISROUTED: &str = "warmroute_scrapes_total.result.misrouted";
 const FAILED: &str = "warmroute_scrapes_total.result.failed";
 const UNREADABLE: &str = "warmroute_answers_unreadable_total";
+const HOST_FAILURES: &str = "warmroute_host_failures_total";
 const RESTARTS: &str = "warmroute_engine_restarts_total";

@@ -24,7 +24,8 @@ impl Poller {
                 return false;
             };
             *stayed = true;
-            let (health, weight, role) = (endpoint.health, endpoint.weight, endpoint.role);
+            let health = slots.on_discovered(host.slot, endpoint.health);
+            let (weight, role) = (endpoint.weight, endpoint.role);
             changed |= (host.health, host.weight, host.role) != (health, weight, role);
             (host.health, host.weight, host.role) = (health, weight, role);
             true
@@ -39,7 +40,7 @@ impl Poller {
                 epoch,
                 address: endpoint.address.clone(),
                 role: endpoint.role,
-                health: endpoint.health,
+                health: slots.on_discovered(slot, endpoint.health),
                 weight: endpoint.weight,
                 sampled_ms: 0,
                 load: Load::default(),

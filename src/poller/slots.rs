@@ -7,7 +7,7 @@
 //! Epochs are seconds since the Unix epoch, or one more than the last: they grow also across companions that know nothing
 //! of each other, so that a (slot, epoch) pair never means two hosts.
 
-use crate::host_table::{HostTable, Load, MAX_HOSTS, Slot};
+use crate::host_table::{Health, HostTable, Load, MAX_HOSTS, Slot};
 
 /// Whether a sample shows that the engine restarted since the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,10 @@ struct Record {
     freed_ms: Option<u64>,
     next_scrape_ms: u64,
     failures: u32,
+    /// What discovery says of it.
+    discovered: Health,
+    /// Its last scrape that told whether anybody is there was refused.
+    refuses: bool,
     baseline: Baseline,
 }
 
@@ -57,6 +61,7 @@ impl SlotBook {
             }
             let mut record = Record {
                 epoch: host.epoch,
+                discovered: host.health,
                 ..Record::default()
             };
             record.baseline.update(&host.load);
@@ -124,13 +129,15 @@ impl SlotBook {
         }
     }
 
-    /// Doubles the host's interval, up to [`MAX_BACKOFF`] times.
+    /// Doubles the host's interval, up to [`MAX_BACKOFF`] times; for one that refuses, [`MAX_REFUSED_BACKOFF`] times.
     pub(super) fn on_scrape_failed(&mut self, slot: Slot, now_ms: u64, interval_ms: u32) {
         if let Some(record) = self.record(slot) {
-            let factor = 1u64
-                .checked_shl(record.failures)
-                .unwrap_or(MAX_BACKOFF)
-                .min(MAX_BACKOFF);
+            let most = if record.refuses {
+                MAX_REFUSED_BACKOFF
+            } else {
+                MAX_BACKOFF
+            };
+            let factor = 1u64.checked_shl(record.failures).unwrap_or(most).min(most);
             record.failures = record.failures.saturating_add(1);
             let wait_ms = u64::from(interval_ms).saturating_mul(factor);
             // The turn comes round once an interval; half of one less makes it the turn that is meant.
@@ -138,6 +145,21 @@ impl SlotBook {
                 .saturating_add(wait_ms)
                 .saturating_sub(u64::from(interval_ms / 2));
         }
+    }
+
+    /// Takes note of what discovery says of the host; what it is then.
+    pub(super) fn on_discovered(&mut self, slot: Slot, health: Health) -> Health {
+        self.record(slot).map_or(health, |record| {
+            record.discovered = health;
+            record.health()
+        })
+    }
+
+    /// Takes note of whether the host refuses connections; what its health is then.
+    pub(super) fn on_reached(&mut self, slot: Slot, refuses: bool) -> Option<Health> {
+        let record = self.record(slot)?;
+        record.refuses = refuses;
+        Some(record.health())
     }
 
     /// Takes note of a sample. A restart shows as another start time (by more than a second: exporters round) or as a
@@ -178,6 +200,17 @@ impl SlotBook {
     }
 }
 
+impl Record {
+    /// Where nobody listens, no request is served, whatever discovery says.
+    const fn health(&self) -> Health {
+        if self.refuses && self.discovered.takes_traffic() {
+            Health::Unhealthy
+        } else {
+            self.discovered
+        }
+    }
+}
+
 impl Baseline {
     fn update(&mut self, load: &Load) {
         self.started_ms = load.started_ms.or(self.started_ms);
@@ -191,5 +224,8 @@ const REST_MS: u64 = 60_000;
 
 /// A host that never answers is asked this many times less often, every 8 s at the default interval.
 const MAX_BACKOFF: u64 = 16;
+/// A connection that is refused costs next to nothing, and nobody sends anything there until one is not: 2 s at the default
+/// interval.
+const MAX_REFUSED_BACKOFF: u64 = 4;
 
 const STARTED_TOLERANCE_MS: u64 = 1_000;

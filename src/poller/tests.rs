@@ -634,5 +634,124 @@ fn no_more_is_wanted_of_metrics_than_is_read_and_nothing_of_an_answer_that_nobod
     assert_eq!(poller.wanted_bytes(discovery.token, 200), 0);
     let scrape = poller.tick(NOW_MS).remove(0);
     assert_eq!(poller.wanted_bytes(scrape.token, 200), MAX_METRICS_BYTES);
-    assert_eq!(poller.wanted_bytes(scrape.token, 503), 0);
+    assert_eq!(poller.wanted_bytes(scrape.token, 503), MAX_REFUSAL_BYTES);
+    assert_eq!(poller.wanted_bytes(scrape.token, 404), 0);
+}
+
+/// What Envoys answer in the place of a host that does not take the connection.
+const REFUSALS: [&str; 2] = [
+    // 1.36.2
+    "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure \
+     reason: delayed connect error: Connection refused",
+    // 1.40.0
+    "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure",
+];
+
+fn of_envoy(status: u16, body: &str) -> Answer<'_> {
+    Answer {
+        status,
+        served_by: None,
+        body: body.as_bytes(),
+    }
+}
+
+/// A poller of one host, of which it has a sample.
+fn sampled(config: PollerConfig) -> (Poller, u64) {
+    let (mut poller, calls) = discovered(config, &["10.0.0.1:80"]);
+    let by = calls[0].authority.clone();
+    poller.on_answer(calls[0].token, NOW_MS, ok(Some(&by), SAMPLE));
+    poller.take_publishable(NOW_MS);
+    (poller, NOW_MS)
+}
+
+#[test]
+fn a_host_that_refuses_connections_is_unhealthy_until_it_takes_one() {
+    for refusal in REFUSALS {
+        let (mut poller, mut now_ms) = sampled(config());
+        let call = next_scrape(&mut poller, &mut now_ms);
+        assert!(poller.wanted_bytes(call.token, 503) >= refusal.len());
+        poller.on_answer(call.token, now_ms, of_envoy(503, refusal));
+        assert_eq!(only_host(&mut poller).health, Health::Unhealthy);
+        let published = poller.take_publishable(now_ms).expect("health is told at once");
+        assert_eq!(published.hosts[0].health, Health::Unhealthy);
+
+        // Discovery does not know, and what does not tell changes nothing.
+        let mut seen = Vec::new();
+        for answer in [
+            of_envoy(504, "upstream request timeout"),
+            of_envoy(
+                503,
+                "upstream connect error or disconnect/reset before headers. reset reason: overflow",
+            ),
+            ok(Some("10.0.0.2:80"), SAMPLE),
+        ] {
+            let call = next_scrape(&mut poller, &mut now_ms);
+            poller.on_answer(call.token, now_ms, answer);
+            seen.push(only_host(&mut poller).health);
+        }
+        poller.apply_endpoints(
+            &[Endpoint::of_static(
+                &StaticHost::new("10.0.0.1:80", Role::Both).unwrap(),
+            )],
+            now_ms,
+        );
+        seen.push(only_host(&mut poller).health);
+        assert_eq!(seen, [Health::Unhealthy; 4]);
+
+        // Whoever answers, listens, be it with an error.
+        let call = next_scrape(&mut poller, &mut now_ms);
+        poller.on_answer(
+            call.token,
+            now_ms,
+            Answer {
+                served_by: Some("10.0.0.1:80"),
+                ..of_envoy(503, "still loading")
+            },
+        );
+        assert_eq!(only_host(&mut poller).health, Health::Healthy);
+    }
+}
+
+#[test]
+fn a_host_that_refuses_is_asked_every_two_seconds_at_least() {
+    let (mut poller, mut now_ms) = sampled(config());
+    for _ in 0..8 {
+        let before_ms = now_ms;
+        let call = next_scrape(&mut poller, &mut now_ms);
+        assert!(now_ms - before_ms <= 2_500, "{} ms", now_ms - before_ms);
+        poller.on_answer(call.token, now_ms, of_envoy(503, REFUSALS[1]));
+    }
+}
+
+#[test]
+fn what_discovery_says_comes_back_when_connections_are_taken_again() {
+    let (mut poller, mut now_ms) = sampled(config());
+    let call = next_scrape(&mut poller, &mut now_ms);
+    poller.on_answer(call.token, now_ms, of_envoy(503, REFUSALS[1]));
+    let mut endpoint = Endpoint::of_static(&StaticHost::new("10.0.0.1:80", Role::Both).unwrap());
+    for (discovered, refusing) in [
+        (Health::Draining, Health::Draining),
+        (Health::Degraded, Health::Unhealthy),
+    ] {
+        endpoint.health = discovered;
+        poller.apply_endpoints(&[endpoint.clone()], now_ms);
+        assert_eq!(only_host(&mut poller).health, refusing);
+    }
+    let call = next_scrape(&mut poller, &mut now_ms);
+    poller.on_answer(call.token, now_ms, ok(None, SAMPLE));
+    assert_eq!(only_host(&mut poller).health, Health::Degraded);
+}
+
+#[test]
+fn refusals_where_no_scrape_succeeded_or_of_another_port_say_nothing_of_the_host() {
+    let (mut poller, calls) = discovered(config(), &["10.0.0.1:80"]);
+    poller.on_answer(calls[0].token, NOW_MS, of_envoy(503, REFUSALS[0]));
+    assert_eq!(only_host(&mut poller).health, Health::Healthy);
+
+    let mut of_port = config();
+    of_port.metrics.port = Some(9_000);
+    let (mut poller, mut now_ms) = sampled(of_port);
+    let call = next_scrape(&mut poller, &mut now_ms);
+    poller.on_answer(call.token, now_ms, of_envoy(503, REFUSALS[0]));
+    assert_eq!(only_host(&mut poller).health, Health::Healthy);
 }

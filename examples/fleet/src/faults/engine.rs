@@ -14,6 +14,9 @@ mod metrics;
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = vec![
         Scenario::new(PART, "killed", |stand| Box::pin(killed(stand))).in_short_form(),
+        Scenario::new(PART, "killed while nobody asks", |stand| {
+            Box::pin(killed_unnoticed(stand))
+        }),
         Scenario::new(
             PART,
             "vanished: open connections go silent, new ones are refused",
@@ -51,6 +54,44 @@ async fn killed(stand: &Stand) -> Result<Seen, FaultError> {
     let last = hit.last_chosen();
     let mut seen = hit.seen();
     seen.recovery = stand.is_filtered().then(|| nothing_sent(last));
+    Ok(seen)
+}
+
+/// Between two loads, so that no request tells of it and only the metrics can.
+async fn killed_unnoticed(stand: &Stand) -> Result<Seen, FaultError> {
+    let mut fleet = stand.fleet(4, engine()).await?;
+    let gateway = stand.ready(&stand.config_of(&fleet), 4).await?;
+    let load = Load::start(&gateway, LoadPlan::default());
+    tokio::time::sleep(WARM_UP).await;
+    let mut sent = load.stop().await;
+    let victim = &mut fleet.replicas[1];
+    let address = victim.address().to_string();
+    let chosen = |sent: &[Sent]| {
+        let first = sent.iter().filter(|sent| sent.host.as_deref() == Some(&address));
+        first.count()
+    };
+    let before = chosen(&sent);
+    victim.stop().await;
+    let pause = POLL + Duration::from_secs(1);
+    tokio::time::sleep(pause).await;
+
+    let load = Load::start(&gateway, LoadPlan::default());
+    tokio::time::sleep(WARM_UP).await;
+    let after = load.stop().await;
+    let (count, all) = (chosen(&after), after.len());
+    sent.extend(after);
+    let mut seen = Seen::of(sent);
+    if stand.is_filtered() {
+        seen.check(before > 0, "nothing was sent to it before");
+        seen.check(
+            count == 0,
+            format!("{count} of {all} requests were sent to it first"),
+        );
+        seen.note = format!(
+            "{} ms later, {count} of {all} requests were sent to it first",
+            pause.as_millis()
+        );
+    }
     Ok(seen)
 }
 
