@@ -34,6 +34,8 @@ struct Record {
     discovered: Health,
     /// Its last scrape that told whether anybody is there was refused.
     refuses: bool,
+    /// `refuses` is only what a holder before may have meant.
+    is_assumed: bool,
     baseline: Baseline,
 }
 
@@ -59,9 +61,13 @@ impl SlotBook {
                     ..Record::default()
                 });
             }
+            // Unhealthy may be what discovery said or what a scrape did: whoever tells first, decides.
+            let is_assumed = host.health == Health::Unhealthy;
             let mut record = Record {
                 epoch: host.epoch,
-                discovered: host.health,
+                discovered: if is_assumed { Health::Healthy } else { host.health },
+                refuses: is_assumed,
+                is_assumed,
                 ..Record::default()
             };
             record.baseline.update(&host.load);
@@ -151,6 +157,7 @@ impl SlotBook {
     pub(super) fn on_discovered(&mut self, slot: Slot, health: Health) -> Health {
         self.record(slot).map_or(health, |record| {
             record.discovered = health;
+            record.refuses &= !std::mem::take(&mut record.is_assumed);
             record.health()
         })
     }
@@ -158,7 +165,7 @@ impl SlotBook {
     /// Takes note of whether the host refuses connections; what its health is then.
     pub(super) fn on_reached(&mut self, slot: Slot, refuses: bool) -> Option<Health> {
         let record = self.record(slot)?;
-        record.refuses = refuses;
+        (record.refuses, record.is_assumed) = (refuses, false);
         Some(record.health())
     }
 

@@ -743,6 +743,39 @@ fn what_discovery_says_comes_back_when_connections_are_taken_again() {
 }
 
 #[test]
+fn a_host_adopted_as_unhealthy_is_what_discovery_or_a_scrape_tells_first() {
+    let (mut before, mut now_ms) = sampled(config());
+    let call = next_scrape(&mut before, &mut now_ms);
+    before.on_answer(call.token, now_ms, of_envoy(503, REFUSALS[1]));
+    let table = before.table(now_ms).clone();
+    let unhealthy = [("10.0.0.1:80".to_owned(), Health::Unhealthy)];
+
+    // The admin interface is away, and stays so.
+    let mut poller = Poller::new(config());
+    poller.adopt(&table);
+    let call = next_scrape(&mut poller, &mut now_ms);
+    assert_eq!(only_host(&mut poller).health, Health::Unhealthy);
+    poller.on_answer(call.token, now_ms, ok(None, SAMPLE));
+    assert_eq!(only_host(&mut poller).health, Health::Healthy);
+
+    // Envoy's own health checks fail, whatever scrapes give.
+    let mut poller = Poller::new(config());
+    poller.adopt(&table);
+    let call = poller.tick(now_ms).remove(0);
+    poller.on_answer(call.token, now_ms, ok(None, &admin_answer("llm", &unhealthy)));
+    let call = next_scrape(&mut poller, &mut now_ms);
+    poller.on_answer(call.token, now_ms, ok(None, SAMPLE));
+    assert_eq!(only_host(&mut poller).health, Health::Unhealthy);
+
+    // Discovery knows of nothing wrong.
+    let mut poller = Poller::new(config());
+    poller.adopt(&table);
+    let call = poller.tick(now_ms).remove(0);
+    answer_discovery(&mut poller, &call, now_ms, &["10.0.0.1:80"]);
+    assert_eq!(only_host(&mut poller).health, Health::Healthy);
+}
+
+#[test]
 fn refusals_where_no_scrape_succeeded_or_of_another_port_say_nothing_of_the_host() {
     let (mut poller, calls) = discovered(config(), &["10.0.0.1:80"]);
     poller.on_answer(calls[0].token, NOW_MS, of_envoy(503, REFUSALS[0]));
