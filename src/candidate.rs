@@ -180,6 +180,22 @@ impl Fleet {
         }
     }
 
+    /// Replaces the other workers' silences by (slot, epoch, since when in ms); of several for one host the longest counts,
+    /// and those of another epoch are ignored. To be called before [`set_others`](Self::set_others).
+    pub fn set_silences(&mut self, silences: impl Iterator<Item = (Slot, u32, u64)>) {
+        for member in &mut self.members {
+            member.others_silence_ms = 0;
+        }
+        for (slot, epoch, since_ms) in silences {
+            if let Some(member) = self.member_mut(slot, epoch) {
+                member.others_silence_ms = match member.others_silence_ms {
+                    0 => since_ms,
+                    longest_ms => longest_ms.min(since_ms),
+                };
+            }
+        }
+    }
+
     /// Charges a request whose answer is streamed: its first body byte ends the prefill.
     pub fn charge(&mut self, slot: Slot, work: impl Into<Work>, now_ms: u64) -> Charge {
         self.place(slot, work.into(), true, now_ms)
@@ -233,7 +249,7 @@ impl Fleet {
             && self
                 .members
                 .get(at)
-                .is_some_and(|m| self.silence_tokens(m, now_ms) > 0)
+                .is_some_and(|m| self.silent_ms(m, now_ms) > 0)
         {
             self.failed(charge.slot, now_ms);
         }
@@ -402,6 +418,14 @@ impl Fleet {
                     m.own.backlog_tokens(self.rate_of(m), now_ms),
                 )
             })
+    }
+
+    /// Hosts that are silent towards this worker for far too long, and since when: (slot, epoch, ms), in growing slot order.
+    pub fn own_silences(&self, now_ms: u64) -> impl Iterator<Item = (Slot, u32, u64)> + '_ {
+        self.members.iter().filter_map(move |m| {
+            let silent_ms = self.silent_ms(m, now_ms);
+            (silent_ms > 0).then(|| (m.slot, m.epoch, now_ms.saturating_sub(silent_ms)))
+        })
     }
 
     /// Prefill rate believed of a host, tokens a second.

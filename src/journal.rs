@@ -36,6 +36,8 @@ pub struct Journal {
     pub heartbeat_ms: u64,
     /// Open work per host.
     pub tallies: Vec<Tally>,
+    /// Hosts that are silent towards it for far too long.
+    pub silences: Vec<Silence>,
     /// The newest placements.
     pub placements: PlacementRun,
 }
@@ -51,6 +53,17 @@ pub struct Tally {
     pub requests: u32,
     /// Prompt tokens placed, believed uncached and not yet prefilled.
     pub uncached_tokens: u64,
+}
+
+/// A host of which one worker heard nothing for far too long, though it owes answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Silence {
+    /// The host's slot.
+    pub slot: Slot,
+    /// The host's epoch.
+    pub epoch: u32,
+    /// Since when, ms since the Unix epoch.
+    pub since_ms: u64,
 }
 
 /// Whether a journal slot may be taken.
@@ -73,6 +86,8 @@ pub enum JournalError {
     UnsupportedVersion(u16),
     /// The tally section is not a whole number of tallies, or holds more than [`MAX_TALLIES`].
     InvalidTallies,
+    /// The same of the section of silences, and [`MAX_SILENCES`].
+    InvalidSilences,
     /// The section of placements breaks its bounds.
     InvalidPlacements,
     /// A merged blob names a journal slot that there is not.
@@ -80,7 +95,7 @@ pub enum JournalError {
 }
 
 impl Journal {
-    /// The journal as a sealed blob; tallies beyond [`MAX_TALLIES`] are left out.
+    /// The journal as a sealed blob; tallies beyond [`MAX_TALLIES`] and silences beyond [`MAX_SILENCES`] are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = BlobWriter::new(MAGIC, VERSION, self.payload_bytes());
         self.write(&mut writer);
@@ -105,8 +120,13 @@ impl Journal {
         } else {
             0
         };
+        let silences_bytes = match self.silences.len().min(MAX_SILENCES) {
+            0 => 0,
+            silences => SECTION_HEADER_BYTES.saturating_add(silences.saturating_mul(SILENCE_BYTES)),
+        };
         FIXED_BYTES
             .saturating_add(self.tallies.len().min(MAX_TALLIES).saturating_mul(TALLY_BYTES))
+            .saturating_add(silences_bytes)
             .saturating_add(run_bytes)
     }
 
@@ -129,6 +149,17 @@ impl Journal {
             writer.put_u32(tally.requests);
             writer.put_u64(tally.uncached_tokens);
         }
+        let silences = self.silences.get(..MAX_SILENCES).unwrap_or(&self.silences);
+        if !silences.is_empty() {
+            let section_bytes = silences.len().saturating_mul(SILENCE_BYTES);
+            writer.put_u16(TAG_SILENCES);
+            writer.put_u32(u32::try_from(section_bytes).unwrap_or(u32::MAX));
+            for silence in silences {
+                writer.put_u16(silence.slot.0);
+                writer.put_u32(silence.epoch);
+                writer.put_u64(silence.since_ms);
+            }
+        }
         if self.has_run() {
             writer.put_u16(TAG_PLACEMENTS);
             writer.put_u32(u32::try_from(self.placements.encoded_bytes()).unwrap_or(u32::MAX));
@@ -141,8 +172,7 @@ impl Journal {
             worker: reader.u64()?,
             sequence: reader.u32()?,
             heartbeat_ms: reader.u64()?,
-            tallies: Vec::new(),
-            placements: PlacementRun::default(),
+            ..Self::default()
         };
         while !reader.is_empty() {
             let tag = reader.u16()?;
@@ -150,6 +180,7 @@ impl Journal {
             let mut section = reader.section(length)?;
             match tag {
                 TAG_TALLIES => journal.tallies = read_tallies(section, length)?,
+                TAG_SILENCES => journal.silences = read_silences(section, length)?,
                 TAG_PLACEMENTS => {
                     let run = PlacementRun::read(&mut section)?.filter(|_| section.is_empty());
                     journal.placements = run.ok_or(JournalError::InvalidPlacements)?;
@@ -252,6 +283,7 @@ impl fmt::Display for JournalError {
                 write!(f, "journal has version {version}, this build reads {VERSION}")
             }
             Self::InvalidTallies => f.write_str("journal has an invalid tally section"),
+            Self::InvalidSilences => f.write_str("journal has an invalid section of silences"),
             Self::InvalidPlacements => f.write_str("journal has an invalid section of placements"),
             Self::InvalidSlot(slot) => {
                 write!(f, "merged journals name slot {slot} of {MAX_JOURNALS}")
@@ -286,6 +318,22 @@ fn read_tallies(mut section: BlobReader<'_>, length: usize) -> Result<Vec<Tally>
     Ok(tallies)
 }
 
+fn read_silences(mut section: BlobReader<'_>, length: usize) -> Result<Vec<Silence>, JournalError> {
+    let count = length / SILENCE_BYTES;
+    if !length.is_multiple_of(SILENCE_BYTES) || count > MAX_SILENCES {
+        return Err(JournalError::InvalidSilences);
+    }
+    let mut silences = Vec::with_capacity(count);
+    for _ in 0..count {
+        silences.push(Silence {
+            slot: Slot(section.u16()?),
+            epoch: section.u32()?,
+            since_ms: section.u64()?,
+        });
+    }
+    Ok(silences)
+}
+
 /// A journal whose heartbeat is older than this, or further ahead, belongs to a worker that stopped, and its slot may be
 /// taken: an idle worker publishes once a second, and five missed beats are no scheduling hiccup.
 pub const JOURNAL_TTL_MS: u64 = 5_000;
@@ -297,13 +345,17 @@ pub const TALLY_TTL_MS: u64 = 1_600;
 
 /// Tallies of a journal at most: one for every host a table can hold.
 pub const MAX_TALLIES: usize = MAX_HOSTS;
+/// Silences of a journal at most: where more hosts are silent at once, the fault is hardly theirs.
+pub const MAX_SILENCES: usize = 64;
 
 const MAGIC: [u8; 4] = *b"WRJN";
 /// Version of the layout above; a change of it needs a new number and new golden bytes.
 const VERSION: u16 = 1;
 const TAG_TALLIES: u16 = 1;
 const TAG_PLACEMENTS: u16 = 2;
+const TAG_SILENCES: u16 = 3;
 const TALLY_BYTES: usize = 18;
+const SILENCE_BYTES: usize = 14;
 /// Where the payload begins, and with it the writer's identity.
 const WORKER_AT: usize = 18;
 /// Worker, sequence, heartbeat and the header of the tallies.
@@ -333,7 +385,7 @@ mod tests {
             sequence: 3,
             heartbeat_ms,
             tallies: tallies.to_vec(),
-            placements: PlacementRun::default(),
+            ..Journal::default()
         }
     }
 
@@ -356,6 +408,13 @@ mod tests {
                 sequence: random.next() as u32,
                 heartbeat_ms: random.next(),
                 tallies,
+                silences: (0..random.below(4))
+                    .map(|_| Silence {
+                        slot: Slot(random.next() as u16),
+                        epoch: random.next() as u32,
+                        since_ms: random.next(),
+                    })
+                    .collect(),
                 placements: PlacementRun {
                     first_sequence: random.next() as u32,
                     placements: vec![Placement {
@@ -446,16 +505,21 @@ mod tests {
 
     #[test]
     fn broken_sections_are_refused() {
-        let sealed = |length: u32, bytes: usize| {
+        let section = |tag: u16, length: u32, bytes: usize| {
             let mut writer = BlobWriter::new(MAGIC, VERSION, 0);
             writer.put_u64(9);
             writer.put_u32(3);
             writer.put_u64(NOW_MS);
-            writer.put_u16(TAG_TALLIES);
+            writer.put_u16(tag);
             writer.put_u32(length);
             writer.put_bytes(&vec![0; bytes]);
             Journal::decode(&writer.seal())
         };
+        let sealed = |length: u32, bytes: usize| section(TAG_TALLIES, length, bytes);
+        let silences = |length: u32, bytes: usize| section(TAG_SILENCES, length, bytes);
+        assert_eq!(silences(13, 13), Err(JournalError::InvalidSilences));
+        assert_eq!(silences(14 * 65, 14 * 65), Err(JournalError::InvalidSilences));
+        assert!(silences(14 * 64, 14 * 64).is_ok());
         assert_eq!(sealed(17, 17), Err(JournalError::InvalidTallies));
         assert_eq!(sealed(18 * 1025, 18 * 1025), Err(JournalError::InvalidTallies));
         assert_eq!(
@@ -481,7 +545,7 @@ mod tests {
             sequence: 9,
             heartbeat_ms: 10,
             tallies: vec![tally(1, 2, 3, 4)],
-            placements: PlacementRun::default(),
+            ..Journal::default()
         };
         let hex: String = journal
             .encode()
@@ -501,6 +565,7 @@ mod tests {
             sequence: 9,
             heartbeat_ms: 10,
             tallies: vec![tally(1, 2, 3, 4)],
+            silences: Vec::new(),
             placements: PlacementRun {
                 first_sequence: 4,
                 placements: vec![Placement {

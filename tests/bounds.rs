@@ -22,8 +22,8 @@ use warmroute::exchange::{Exchange, RequestHead, ResponseHead, Step};
 use warmroute::host_table::{Host, HostTable, MAX_ADAPTERS, MAX_ADDRESS_BYTES, MAX_HOSTS, Slot};
 use warmroute::index::{IndexSettings, MAX_MATCHES, NewPlacement, PrefixIndex};
 use warmroute::journal::{
-    ARCHIVED_RUNS, Journal, JournalError, MAX_JOURNALS, MAX_KEYS, MAX_TALLIES, MERGED_BYTES, MergedJournals,
-    Placement, PlacementLog, RUN_BYTES, Tally,
+    ARCHIVED_RUNS, Journal, JournalError, MAX_JOURNALS, MAX_KEYS, MAX_SILENCES, MAX_TALLIES, MERGED_BYTES,
+    MergedJournals, Placement, PlacementLog, RUN_BYTES, Silence, Tally,
 };
 use warmroute::late_fields::LateFields;
 use warmroute::load::{self, MAX_METRICS_BYTES, MAX_METRICS_LINES, Preset};
@@ -210,10 +210,16 @@ fn placements_that_nobody_takes_fill_their_runs_and_the_oldest_go() {
 }
 
 #[test]
-fn a_journal_has_a_tally_for_each_host_and_no_more() {
-    let journal = |tallies: u16| Journal {
+fn a_journal_has_a_tally_for_each_host_and_64_silences_and_no_more() {
+    let journal = |tallies: u16, silences: u16| Journal {
         worker: 1,
         heartbeat_ms: NOW_MS,
+        silences: (0..silences)
+            .map(|slot| Silence {
+                slot: Slot(slot),
+                ..Silence::default()
+            })
+            .collect(),
         tallies: (0..tallies)
             .map(|slot| Tally {
                 slot: Slot(slot),
@@ -223,9 +229,10 @@ fn a_journal_has_a_tally_for_each_host_and_no_more() {
             .collect(),
         ..Journal::default()
     };
-    let at_bound = journal(MAX_TALLIES as u16);
+    let (tallies, silences) = (MAX_TALLIES as u16, MAX_SILENCES as u16);
+    let at_bound = journal(tallies, silences);
     assert_eq!(Journal::decode(&at_bound.encode()), Ok(at_bound.clone()));
-    let beyond = journal(MAX_TALLIES as u16 + 1);
+    let beyond = journal(tallies + 1, silences + 1);
     assert_eq!(Journal::decode(&beyond.encode()), Ok(at_bound));
 }
 
@@ -431,7 +438,12 @@ fn of_an_answer_to_a_companion_only_what_will_be_read_is_wanted() {
         companion.poller.wanted_bytes(scrape.token, 200),
         MAX_METRICS_BYTES
     );
-    assert_eq!(companion.poller.wanted_bytes(scrape.token, 503), 0);
+    assert_eq!(companion.poller.wanted_bytes(scrape.token, 503), 512, "why");
+    assert_eq!(
+        companion.poller.wanted_bytes(scrape.token, 404),
+        0,
+        "an error page"
+    );
     companion.poller.on_failure(scrape.token, companion.now_ms);
     assert_eq!(
         companion.poller.wanted_bytes(scrape.token, 200),
@@ -667,7 +679,7 @@ fn the_page_of_bounds_states_what_the_code_has() {
             "| hosts | {MAX_HOSTS} of the table, addresses of {MAX_ADDRESS_BYTES} bytes, {MAX_ADAPTERS} adapters each |"
         ),
         format!("in slots 0–{} that", MAX_HOSTS - 1),
-        format!("{MAX_JOURNALS} slots, {MAX_TALLIES} tallies each"),
+        format!("{MAX_JOURNALS} slots, {MAX_TALLIES} tallies each (24 bytes) and {MAX_SILENCES} silences"),
         format!("open run of {} KiB, {ARCHIVED_RUNS} closed ones", RUN_BYTES >> 10),
         format!("| keys told to other workers | {MAX_KEYS} |"),
         format!("at most {MAX_MATCHES} matches"),
@@ -687,7 +699,7 @@ fn the_page_of_bounds_states_what_the_code_has() {
         assert!(page.contains(&stated), "{stated}");
     }
     assert_eq!(MAX_METRICS_LINES, 100_000);
-    let journal_bytes = 50 + MAX_TALLIES * 18 + RUN_BYTES;
+    let journal_bytes = 56 + MAX_TALLIES * 18 + MAX_SILENCES * 14 + RUN_BYTES;
     assert!(
         page.contains(&format!("| journal | {} kB", journal_bytes.div_ceil(1000))),
         "{journal_bytes}"

@@ -311,6 +311,7 @@ fn journal(worker: u64, first_sequence: u32, placements: usize) -> Journal {
             requests: 1,
             ..Tally::default()
         }],
+        silences: Vec::new(),
         placements: PlacementRun {
             first_sequence,
             placements: vec![placement; placements],

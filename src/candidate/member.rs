@@ -20,6 +20,8 @@ pub(super) struct Member {
     pub(super) own: OwnWork,
     pub(super) other_requests: u32,
     pub(super) other_tokens: u64,
+    /// Since when it is silent towards another worker for far too long, ms; 0 = towards none.
+    pub(super) others_silence_ms: u64,
     pub(super) rate: PrefillRate,
     pub(super) penalty: Penalty,
     pub(super) polled: Polled,
@@ -68,6 +70,7 @@ impl Member {
             own: OwnWork::default(),
             other_requests: 0,
             other_tokens: 0,
+            others_silence_ms: 0,
             rate: PrefillRate::default(),
             penalty: Penalty::default(),
             polled: Polled::default(),

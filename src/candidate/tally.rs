@@ -70,6 +70,8 @@ pub(super) struct OwnWork {
     /// Requests of which nothing has come back, those for a stream apart from those for a whole answer.
     streams: Waiting,
     wholes: Waiting,
+    /// When an answer last began.
+    pub(super) heard_ms: u64,
 }
 
 /// Requests that wait for the first byte of their answer.
@@ -168,6 +170,7 @@ impl OwnWork {
     pub(super) fn heard(&mut self, now_ms: u64) {
         self.streams.since_ms = now_ms;
         self.wholes.since_ms = now_ms;
+        self.heard_ms = now_ms;
     }
 
     /// Whether the host owes the beginning of an answer.

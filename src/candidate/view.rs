@@ -261,11 +261,24 @@ impl Fleet {
         failures.saturating_add(self.silence_tokens(member, now_ms))
     }
 
-    /// What a host costs that took requests and has been silent for far too long; 0 for any other.
+    /// What a host costs that took requests and has been silent for far too long, towards this worker or another; 0 for any
+    /// other.
     ///
     /// Its queue seems to drain, since time passes, but whoever waited so long in vain has to expect to wait as long again,
     /// and most that are so late never come.
-    pub(super) fn silence_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+    fn silence_tokens(&self, member: &Member, now_ms: u64) -> u64 {
+        // A host that answered this worker since then is not silent, whatever it owes another.
+        let others_ms = match member.others_silence_ms {
+            0 => 0,
+            since_ms if since_ms <= member.own.heard_ms => 0,
+            since_ms => now_ms.saturating_sub(since_ms),
+        };
+        let silent_ms = self.silent_ms(member, now_ms).max(others_ms);
+        silent_ms.saturating_mul(u64::from(self.rate_of(member))) / 1000 * SILENCE_TIMES
+    }
+
+    /// How long a host that owes this worker answers has been silent for, if that is far too long; else 0.
+    pub(super) fn silent_ms(&self, member: &Member, now_ms: u64) -> u64 {
         if !member.own.is_waiting() {
             return 0;
         }
@@ -276,8 +289,7 @@ impl Fleet {
         let others_ms = (others_tokens.saturating_mul(1000))
             .checked_div(rate.into())
             .unwrap_or(0);
-        let silent_ms = member.own.silent_ms(&self.usual_waits, others_ms, rate, now_ms);
-        silent_ms.saturating_mul(u64::from(rate)) / 1000 * SILENCE_TIMES
+        member.own.silent_ms(&self.usual_waits, others_ms, rate, now_ms)
     }
 
     pub(super) fn rate_of(&self, member: &Member) -> u32 {

@@ -4,7 +4,7 @@
 //! taken over into the index and the tallies. Journals are untrusted: what cannot be read changes nothing.
 
 use super::{JournalNews, MergedNews, Pool};
-use crate::journal::{ClosedRun, Journal, JournalError, MergedJournals, Tally};
+use crate::journal::{ClosedRun, Journal, JournalError, MAX_SILENCES, MergedJournals, Silence, Tally};
 
 impl Pool {
     /// Takes over all journals, in the order of their slots; the count of blobs that are no journals.
@@ -73,8 +73,12 @@ impl Pool {
         Ok(Some(result))
     }
 
-    /// Sums what the other workers have open; those whose heartbeat stopped count for nothing.
+    /// Sums what the other workers have open, and takes over which hosts are silent towards them; those whose heartbeat
+    /// stopped count for nothing.
     pub fn settle_journals(&mut self, now_ms: u64) {
+        let silences = self.peers.silences(self.worker, now_ms);
+        let silences = silences.map(|silence| (silence.slot, silence.epoch, silence.since_ms));
+        self.fleet.set_silences(silences);
         let tallies = self.peers.tallies(self.worker, now_ms);
         let others = tallies
             .iter()
@@ -86,6 +90,16 @@ impl Pool {
     /// the journal that follows them.
     pub fn take_closed_runs(&mut self) -> Vec<ClosedRun> {
         self.placements.take_closed()
+    }
+
+    /// Hosts that are silent towards this worker for far too long, as many as a journal tells.
+    pub fn silences(&self, now_ms: u64) -> impl Iterator<Item = Silence> {
+        let silences = self.fleet.own_silences(now_ms).take(MAX_SILENCES);
+        silences.map(|(slot, epoch, since_ms)| Silence {
+            slot,
+            epoch,
+            since_ms,
+        })
     }
 
     /// This worker's journal, for the others.
@@ -101,6 +115,7 @@ impl Pool {
             worker: self.worker,
             sequence: self.journal_sequence,
             heartbeat_ms: now_ms,
+            silences: self.silences(now_ms).collect(),
             placements: self.placements.lend(),
             tallies: tallies
                 .map(|(slot, epoch, requests, uncached_tokens)| Tally {

@@ -4,7 +4,7 @@
 //! their numbers, what was missed counted, and tallies to sum. At most one journal a slot is kept, without its placements.
 
 use crate::index::PrefixIndex;
-use crate::journal::{Journal, MAX_JOURNALS, PlacementRun, Tallies};
+use crate::journal::{Journal, MAX_JOURNALS, PlacementRun, Silence, Tallies};
 
 /// What reading a journal brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -103,6 +103,14 @@ impl Peers {
         }
     }
 
+    /// Hosts that are silent towards any but `own_worker`, and since when; those whose heartbeat stopped tell nothing.
+    pub(super) fn silences(&self, own_worker: u64, now_ms: u64) -> impl Iterator<Item = &Silence> {
+        let journals = self.slots.iter().flatten().map(|peer| &peer.journal);
+        journals
+            .filter(move |journal| journal.worker != own_worker && !journal.is_stale(now_ms))
+            .flat_map(|journal| &journal.silences)
+    }
+
     /// What all but `own_worker` have open.
     pub(super) fn tallies(&self, own_worker: u64, now_ms: u64) -> Tallies {
         let journals = self.slots.iter().flatten().map(|peer| &peer.journal);
@@ -156,9 +164,10 @@ const fn distance(to: u32, from: u32) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::candidate::Charge;
     use crate::config::Config;
     use crate::host_table::{Host, HostTable, Slot};
-    use crate::journal::{ClosedRun, JOURNAL_TTL_MS};
+    use crate::journal::{ClosedRun, JOURNAL_TTL_MS, TALLY_TTL_MS};
     use crate::pool::{DecisionInput, Outcome, Pool};
     use crate::prompt::{Api, BodyEnd};
 
@@ -276,6 +285,91 @@ mod tests {
         let next = ask(&mut there, 7, 7, NOW_MS).decision;
         assert_eq!(next.hosts.first(), placed.hosts.first());
         assert_eq!(next.matched_bytes, placed.prompt_bytes);
+    }
+
+    /// The host that a worker sent a chat to, and the charge, which is open.
+    fn asked(here: &mut Pool) -> (Slot, Charge) {
+        let mut placed = ask(here, 7, 5, NOW_MS);
+        placed.is_streaming = true;
+        let home = placed.decision.hosts.first().unwrap();
+        (home, here.charge(&mut placed, NOW_MS).unwrap())
+    }
+
+    /// Where another worker, which knows nothing else, sends the next turn of that chat after it read the journal.
+    fn next_choice(shared: &Shared, now_ms: u64) -> Option<Slot> {
+        let mut there = pool(2);
+        shared.read(&mut there, now_ms);
+        there.settle_journals(now_ms);
+        ask(&mut there, 7, 7, now_ms).decision.hosts.first()
+    }
+
+    #[test]
+    fn a_host_that_is_silent_towards_one_worker_is_left_by_all() {
+        let mut here = pool(1);
+        let mut shared = Shared::default();
+        let (home, mut charge) = asked(&mut here);
+        // What it takes to compute the prompt, four times, and a hiccup.
+        let silent_ms = NOW_MS + 4_000;
+        for (now_ms, is_left) in [(NOW_MS + 500, false), (silent_ms, true)] {
+            shared.publish(&mut here, now_ms);
+            let next = next_choice(&shared, now_ms);
+            assert_eq!(next != Some(home), is_left, "{} ms", now_ms - NOW_MS);
+        }
+        // Nobody hears of the worker any more.
+        assert_eq!(next_choice(&shared, silent_ms + TALLY_TTL_MS + 1), Some(home));
+        // The host answers after all.
+        shared.publish(&mut here, silent_ms + 2_000);
+        assert_ne!(next_choice(&shared, silent_ms + 2_000), Some(home));
+        here.answer_began(&mut charge, silent_ms + 2_100);
+        here.finish(&mut charge, silent_ms + 2_200);
+        shared.publish(&mut here, silent_ms + 2_200);
+        assert_eq!(next_choice(&shared, silent_ms + 2_200), Some(home));
+    }
+
+    #[test]
+    fn a_host_that_answers_a_worker_is_not_silent_to_it_whatever_it_owes_another() {
+        let (mut here, mut there) = (pool(1), pool(2));
+        let mut shared = Shared::default();
+        let (home, _charge) = asked(&mut here);
+        shared.publish(&mut here, NOW_MS);
+        shared.read(&mut there, NOW_MS);
+        let mut own = ask(&mut there, 7, 7, NOW_MS + 10);
+        assert_eq!(own.decision.hosts.first(), Some(home));
+        let mut own = there.charge(&mut own, NOW_MS + 10).unwrap();
+        there.answer_began(&mut own, NOW_MS + 1_000);
+        there.finish(&mut own, NOW_MS + 1_000);
+        shared.publish(&mut here, NOW_MS + 4_000);
+        assert_ne!(next_choice(&shared, NOW_MS + 4_000), Some(home));
+        shared.read(&mut there, NOW_MS + 4_000);
+        there.settle_journals(NOW_MS + 4_000);
+        let next = ask(&mut there, 7, 9, NOW_MS + 4_000);
+        assert_eq!(next.decision.hosts.first(), Some(home));
+    }
+
+    #[test]
+    fn silences_of_another_epoch_or_from_the_future_cost_nothing() {
+        let mut here = pool(1);
+        let mut shared = Shared::default();
+        let (home, _charge) = asked(&mut here);
+        let now_ms = NOW_MS + 4_000;
+        for (epoch, since_ms, is_left) in [
+            (1, NOW_MS, true),
+            (2, NOW_MS, false),
+            (1, u64::MAX, false),
+            (1, NOW_MS + 60_000, false),
+        ] {
+            let silence = Silence {
+                slot: home,
+                epoch,
+                since_ms,
+            };
+            let journal = Journal {
+                silences: vec![silence],
+                ..here.journal(now_ms)
+            };
+            shared.journal = journal.encode();
+            assert_eq!(next_choice(&shared, now_ms) != Some(home), is_left, "{silence:?}");
+        }
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub(super) struct PoolEntry {
     is_dirty: bool,
     /// The journal as published shows requests in flight.
     shows_requests: bool,
+    /// How many hosts it shows to be silent.
+    shown_silences: usize,
     synced_ms: u64,
     published_ms: u64,
     pace: PublicationPace,
@@ -266,6 +268,7 @@ impl PoolEntry {
             has_journal: false,
             is_dirty: false,
             shows_requests: false,
+            shown_silences: 0,
             synced_ms: 0,
             published_ms: 0,
             pace: PublicationPace::default(),
@@ -358,9 +361,10 @@ impl PoolEntry {
         }
     }
 
-    /// Publishes what changed, and at least a sign of life each second, more often while requests are in flight. A VM that
-    /// never decided has no journal.
+    /// Publishes what changed, be it only that a host is silent for too long by now, and at least a sign of life each second,
+    /// more often while requests are in flight. A VM that never decided has no journal.
     fn heartbeat(&mut self, stats: &mut Stats, now_ms: u64) {
+        self.is_dirty |= self.shows_requests && self.pool.silences(now_ms).count() != self.shown_silences;
         let beat_ms = if self.shows_requests {
             BUSY_HEARTBEAT_MS
         } else {
@@ -376,10 +380,11 @@ impl PoolEntry {
         self.published_ms = now_ms;
         self.is_dirty = false;
         let (keys, slot) = (&self.keys, &mut self.slot);
-        (self.shows_requests, self.has_journal) = self.pool.with_journal(now_ms, |journal| {
-            let has_journal = slot.write(keys, journal, &closed, now_ms);
-            (!journal.tallies.is_empty(), has_journal)
-        });
+        (self.shows_requests, self.shown_silences, self.has_journal) =
+            self.pool.with_journal(now_ms, |journal| {
+                let has_journal = slot.write(keys, journal, &closed, now_ms);
+                (!journal.tallies.is_empty(), journal.silences.len(), has_journal)
+            });
         if !self.has_journal {
             stats.add(Counter::JournalSlotMissing, 1);
         }

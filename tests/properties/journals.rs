@@ -4,8 +4,9 @@
 use warmroute::config::{Config, PoolConfig};
 use warmroute::host_table::{MAX_HOSTS, Slot};
 use warmroute::journal::{
-    Journal, JournalClaim, JournalsSeen, MAX_JOURNALS, MAX_KEYS, MAX_TALLIES, MERGED_BYTES, MERGED_RUN_BYTES,
-    MergedJournals, Placement, PlacementKind, PlacementRun, Tallies, Tally, count_publication, merge_is_due,
+    Journal, JournalClaim, JournalsSeen, MAX_JOURNALS, MAX_KEYS, MAX_SILENCES, MAX_TALLIES, MERGED_BYTES,
+    MERGED_RUN_BYTES, MergedJournals, Placement, PlacementKind, PlacementRun, Silence, Tallies, Tally,
+    count_publication, merge_is_due,
 };
 use warmroute::lease::{Contender, Lease, LeaseStep, Priority, step};
 use warmroute::pool::Pool;
@@ -100,6 +101,7 @@ fn check_read(blob: &[u8], seen: &mut Seen) {
 /// A journal that is read fits the memory that its blob has, some times over.
 fn check_bounds(journal: &Journal, blob: &[u8]) {
     assert!(journal.tallies.len() <= MAX_TALLIES, "{}", shown(blob));
+    assert!(journal.silences.len() <= MAX_SILENCES, "{}", shown(blob));
     check_run(&journal.placements, blob);
 }
 
@@ -120,6 +122,7 @@ fn check_journal(choices: &mut Choices<'_>, seen: &mut Seen) {
     let blob = journal.encode();
     let mut expected = journal.clone();
     expected.tallies.truncate(MAX_TALLIES);
+    expected.silences.truncate(MAX_SILENCES);
     assert_eq!(Journal::decode(&blob).as_ref(), Ok(&expected), "{journal:?}");
     seen.note("journal written");
     check_damage(&blob, choices, seen, |bytes| Journal::decode(bytes).is_err());
@@ -347,6 +350,17 @@ pub(super) fn journal(choices: &mut Choices<'_>) -> Journal {
                 epoch: u32::from(choices.byte() % 4),
                 requests: choices.odd_u32(),
                 uncached_tokens: choices.odd_u64(),
+            })
+            .collect(),
+        silences: (0..if choices.one_in(32) {
+            MAX_SILENCES + 3
+        } else {
+            choices.below(4)
+        })
+            .map(|_| Silence {
+                slot: Slot(choices.odd_u16()),
+                epoch: u32::from(choices.byte() % 4),
+                since_ms: choices.odd_u64(),
             })
             .collect(),
         placements: PlacementRun {

@@ -187,7 +187,10 @@ impl Gateway {
         let mut journal = pool.journal(now_ms);
         match sharing {
             Sharing::Nothing => return None,
-            Sharing::Placements { .. } => journal.tallies.clear(),
+            Sharing::Placements { .. } => {
+                journal.tallies.clear();
+                journal.silences.clear();
+            }
             Sharing::All { .. } => {}
         }
         self.has_news = false;
