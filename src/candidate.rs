@@ -14,6 +14,7 @@ mod tally;
 mod view;
 
 use crate::host_table::{HostTable, Slot};
+use crate::journal::Silence;
 use crate::recent::Traffic;
 
 pub use self::tally::{Charge, Work};
@@ -180,19 +181,29 @@ impl Fleet {
         }
     }
 
-    /// Replaces the other workers' silences by (slot, epoch, since when in ms); of several for one host the longest counts,
-    /// and those of another epoch are ignored. To be called before [`set_others`](Self::set_others).
-    pub fn set_silences(&mut self, silences: impl Iterator<Item = (Slot, u32, u64)>) {
+    /// Replaces the other workers' silences; of several for one host the longest counts, and those of another epoch are
+    /// ignored. A worker that waits for whole answers only is believed where another says the same. To be called before
+    /// [`set_others`](Self::set_others).
+    pub fn set_silences<'a>(&mut self, silences: impl Iterator<Item = &'a Silence>) {
         for member in &mut self.members {
-            member.others_silence_ms = 0;
+            (member.others_silence_ms, member.doubted_silence_ms) = (0, 0);
         }
-        for (slot, epoch, since_ms) in silences {
-            if let Some(member) = self.member_mut(slot, epoch) {
-                member.others_silence_ms = match member.others_silence_ms {
-                    0 => since_ms,
-                    longest_ms => longest_ms.min(since_ms),
-                };
-            }
+        for silence in silences {
+            let Some(member) = self.member_mut(silence.slot, silence.epoch) else {
+                continue;
+            };
+            let believed_ms = match member.doubted_silence_ms {
+                _ if silence.owes_stream => silence.since_ms,
+                0 => {
+                    member.doubted_silence_ms = silence.since_ms;
+                    continue;
+                }
+                doubted_ms => doubted_ms.max(silence.since_ms),
+            };
+            member.others_silence_ms = match member.others_silence_ms {
+                0 => believed_ms,
+                longest_ms => longest_ms.min(believed_ms),
+            };
         }
     }
 
@@ -249,7 +260,7 @@ impl Fleet {
             && self
                 .members
                 .get(at)
-                .is_some_and(|m| self.silent_ms(m, now_ms) > 0)
+                .is_some_and(|m| self.silences_ms(m, now_ms) != [0; 2])
         {
             self.failed(charge.slot, now_ms);
         }
@@ -420,11 +431,17 @@ impl Fleet {
             })
     }
 
-    /// Hosts that are silent towards this worker for far too long, and since when: (slot, epoch, ms), in growing slot order.
-    pub fn own_silences(&self, now_ms: u64) -> impl Iterator<Item = (Slot, u32, u64)> + '_ {
+    /// Hosts that are silent towards this worker for far too long, in growing slot order.
+    pub fn own_silences(&self, now_ms: u64) -> impl Iterator<Item = Silence> + '_ {
         self.members.iter().filter_map(move |m| {
-            let silent_ms = self.silent_ms(m, now_ms);
-            (silent_ms > 0).then(|| (m.slot, m.epoch, now_ms.saturating_sub(silent_ms)))
+            let [streams_ms, wholes_ms] = self.silences_ms(m, now_ms);
+            let silent_ms = streams_ms.max(wholes_ms);
+            (silent_ms > 0).then(|| Silence {
+                slot: m.slot,
+                epoch: m.epoch,
+                since_ms: now_ms.saturating_sub(silent_ms),
+                owes_stream: streams_ms > 0,
+            })
         })
     }
 

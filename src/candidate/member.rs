@@ -20,8 +20,10 @@ pub(super) struct Member {
     pub(super) own: OwnWork,
     pub(super) other_requests: u32,
     pub(super) other_tokens: u64,
-    /// Since when it is silent towards another worker for far too long, ms; 0 = towards none.
+    /// Since when it is silent for far too long towards other workers that are to be believed, ms; 0 = towards none.
     pub(super) others_silence_ms: u64,
+    /// The same for one that is to be believed once another says so, too.
+    pub(super) doubted_silence_ms: u64,
     pub(super) rate: PrefillRate,
     pub(super) penalty: Penalty,
     pub(super) polled: Polled,
@@ -71,6 +73,7 @@ impl Member {
             other_requests: 0,
             other_tokens: 0,
             others_silence_ms: 0,
+            doubted_silence_ms: 0,
             rate: PrefillRate::default(),
             penalty: Penalty::default(),
             polled: Polled::default(),

@@ -178,34 +178,33 @@ impl OwnWork {
         self.streams.requests > 0 || self.wholes.requests > 0
     }
 
-    /// How long nothing came back from the host, if that is far longer than usual; else 0.
+    /// How long nothing came back from the host, if that is far longer than usual; else 0: by those that wait for a stream,
+    /// and by those that wait for a whole answer.
     ///
     /// `others_ms` is what the work of others there takes. Whole answers are judged only once it is known how long they
     /// take.
-    pub(super) fn silent_ms(
+    pub(super) fn silences_ms(
         &self,
         usual: &UsualWaits,
         others_ms: u64,
         tokens_per_s: u32,
         now_ms: u64,
-    ) -> u64 {
+    ) -> [u64; 2] {
         let head_tokens = self.queue.front().map_or(0, |head| u64::from(head.tokens));
         let head_ms = (head_tokens * 1000)
             .checked_div(u64::from(tokens_per_s))
             .unwrap_or(0);
         let ahead_ms = others_ms.saturating_add(head_ms);
         let streams = (&self.streams, Some(usual.streams.value().unwrap_or(0)));
-        [streams, (&self.wholes, usual.wholes.value())]
-            .into_iter()
-            .filter(|(waiting, _)| waiting.requests > 0)
-            .filter_map(|(waiting, usual_ms)| {
+        [streams, (&self.wholes, usual.wholes.value())].map(|(waiting, usual_ms)| match usual_ms {
+            Some(usual_ms) if waiting.requests > 0 => {
                 let silent_ms = now_ms.saturating_sub(waiting.since_ms);
-                let usual_ms = usual_ms?.saturating_add(ahead_ms);
+                let usual_ms = usual_ms.saturating_add(ahead_ms);
                 let allowed_ms = usual_ms.saturating_mul(USUAL_TIMES).saturating_add(HICCUP_MS);
-                (silent_ms > allowed_ms).then_some(silent_ms)
-            })
-            .max()
-            .unwrap_or(0)
+                if silent_ms > allowed_ms { silent_ms } else { 0 }
+            }
+            Some(_) | None => 0,
+        })
     }
 
     fn waiting(&mut self, streamed: bool) -> &mut Waiting {

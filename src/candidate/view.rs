@@ -273,14 +273,15 @@ impl Fleet {
             since_ms if since_ms <= member.own.heard_ms => 0,
             since_ms => now_ms.saturating_sub(since_ms),
         };
-        let silent_ms = self.silent_ms(member, now_ms).max(others_ms);
+        let [streams_ms, wholes_ms] = self.silences_ms(member, now_ms);
+        let silent_ms = streams_ms.max(wholes_ms).max(others_ms);
         silent_ms.saturating_mul(u64::from(self.rate_of(member))) / 1000 * SILENCE_TIMES
     }
 
-    /// How long a host that owes this worker answers has been silent for, if that is far too long; else 0.
-    pub(super) fn silent_ms(&self, member: &Member, now_ms: u64) -> u64 {
+    /// How long a host that owes this worker streams, and whole answers, has been silent for, if that is far too long; else 0.
+    pub(super) fn silences_ms(&self, member: &Member, now_ms: u64) -> [u64; 2] {
         if !member.own.is_waiting() {
-            return 0;
+            return [0; 2];
         }
         let rate = self.rate_of(member);
         let others_tokens = member
@@ -289,7 +290,7 @@ impl Fleet {
         let others_ms = (others_tokens.saturating_mul(1000))
             .checked_div(rate.into())
             .unwrap_or(0);
-        member.own.silent_ms(&self.usual_waits, others_ms, rate, now_ms)
+        member.own.silences_ms(&self.usual_waits, others_ms, rate, now_ms)
     }
 
     pub(super) fn rate_of(&self, member: &Member) -> u32 {

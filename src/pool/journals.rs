@@ -77,7 +77,6 @@ impl Pool {
     /// stopped count for nothing.
     pub fn settle_journals(&mut self, now_ms: u64) {
         let silences = self.peers.silences(self.worker, now_ms);
-        let silences = silences.map(|silence| (silence.slot, silence.epoch, silence.since_ms));
         self.fleet.set_silences(silences);
         let tallies = self.peers.tallies(self.worker, now_ms);
         let others = tallies
@@ -94,12 +93,7 @@ impl Pool {
 
     /// Hosts that are silent towards this worker for far too long, as many as a journal tells.
     pub fn silences(&self, now_ms: u64) -> impl Iterator<Item = Silence> {
-        let silences = self.fleet.own_silences(now_ms).take(MAX_SILENCES);
-        silences.map(|(slot, epoch, since_ms)| Silence {
-            slot,
-            epoch,
-            since_ms,
-        })
+        self.fleet.own_silences(now_ms).take(MAX_SILENCES)
     }
 
     /// This worker's journal, for the others.

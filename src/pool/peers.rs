@@ -287,10 +287,10 @@ mod tests {
         assert_eq!(next.matched_bytes, placed.prompt_bytes);
     }
 
-    /// The host that a worker sent a chat to, and the charge, which is open.
-    fn asked(here: &mut Pool) -> (Slot, Charge) {
+    /// The host that a worker sent a chat to for a stream, or for a whole answer, and the charge, which is open.
+    fn asked(here: &mut Pool, for_stream: bool) -> (Slot, Charge) {
         let mut placed = ask(here, 7, 5, NOW_MS);
-        placed.is_streaming = true;
+        placed.is_streaming = for_stream;
         let home = placed.decision.hosts.first().unwrap();
         (home, here.charge(&mut placed, NOW_MS).unwrap())
     }
@@ -307,7 +307,7 @@ mod tests {
     fn a_host_that_is_silent_towards_one_worker_is_left_by_all() {
         let mut here = pool(1);
         let mut shared = Shared::default();
-        let (home, mut charge) = asked(&mut here);
+        let (home, mut charge) = asked(&mut here, true);
         // What it takes to compute the prompt, four times, and a hiccup.
         let silent_ms = NOW_MS + 4_000;
         for (now_ms, is_left) in [(NOW_MS + 500, false), (silent_ms, true)] {
@@ -327,10 +327,38 @@ mod tests {
     }
 
     #[test]
+    fn one_whole_answer_that_takes_long_is_nobody_elses_concern() {
+        let mut here = pool(1);
+        let mut shared = Shared::default();
+        // One came soon, so that there is a usual time.
+        let (home, mut charge) = asked(&mut here, false);
+        here.answer_began(&mut charge, NOW_MS + 100);
+        here.finish(&mut charge, NOW_MS + 100);
+        let _open = asked(&mut here, false);
+        let now_ms = NOW_MS + 9_000;
+        shared.publish(&mut here, now_ms);
+        assert_eq!(next_choice(&shared, now_ms), Some(home));
+        let own = ask(&mut here, 7, 7, now_ms);
+        assert_ne!(own.decision.hosts.first(), Some(home));
+
+        // A second worker says the same.
+        let mut there = pool(2);
+        for worker in [1, 3] {
+            let mut journal = Journal::decode(&shared.journal).unwrap();
+            journal.worker = worker;
+            shared.journal = journal.encode();
+            shared.read_slot(u8::try_from(worker).unwrap(), &mut there, now_ms);
+        }
+        there.settle_journals(now_ms);
+        let next = ask(&mut there, 7, 7, now_ms);
+        assert_ne!(next.decision.hosts.first(), Some(home));
+    }
+
+    #[test]
     fn a_host_that_answers_a_worker_is_not_silent_to_it_whatever_it_owes_another() {
         let (mut here, mut there) = (pool(1), pool(2));
         let mut shared = Shared::default();
-        let (home, _charge) = asked(&mut here);
+        let (home, _charge) = asked(&mut here, true);
         shared.publish(&mut here, NOW_MS);
         shared.read(&mut there, NOW_MS);
         let mut own = ask(&mut there, 7, 7, NOW_MS + 10);
@@ -350,7 +378,7 @@ mod tests {
     fn silences_of_another_epoch_or_from_the_future_cost_nothing() {
         let mut here = pool(1);
         let mut shared = Shared::default();
-        let (home, _charge) = asked(&mut here);
+        let (home, _charge) = asked(&mut here, true);
         let now_ms = NOW_MS + 4_000;
         for (epoch, since_ms, is_left) in [
             (1, NOW_MS, true),
@@ -362,6 +390,7 @@ mod tests {
                 slot: home,
                 epoch,
                 since_ms,
+                owes_stream: true,
             };
             let journal = Journal {
                 silences: vec![silence],

@@ -361,6 +361,7 @@ pub(super) fn journal(choices: &mut Choices<'_>) -> Journal {
                 slot: Slot(choices.odd_u16()),
                 epoch: u32::from(choices.byte() % 4),
                 since_ms: choices.odd_u64(),
+                owes_stream: choices.one_in(2),
             })
             .collect(),
         placements: PlacementRun {
