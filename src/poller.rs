@@ -9,8 +9,7 @@
 //! flight than configured. They name one exact host in the steering header; an answer that says that another host served
 //! it is dropped. A host that does not answer keeps its last sample, which ages, and is asked less and less often, so
 //! that dead hosts do not use up the places in flight. One that does not even take a connection is unhealthy until it does.
-//! Hosts that left discovery leave the table at once; when discovery
-//! itself fails, the last endpoints stay.
+//! Hosts that left discovery leave the table at once; when discovery itself fails, the last endpoints stay.
 
 mod apply;
 mod config;
