@@ -183,8 +183,22 @@ impl Journal {
             let length = usize::try_from(reader.u32()?).map_err(|_| BlobError::Truncated)?;
             let mut section = reader.section(length)?;
             match tag {
-                TAG_TALLIES => journal.tallies = read_tallies(section, length)?,
-                TAG_SILENCES => journal.silences = read_silences(section, length)?,
+                TAG_TALLIES => {
+                    let invalid = JournalError::InvalidTallies;
+                    journal.tallies =
+                        read_records(section, length, TALLY_BYTES, MAX_TALLIES, invalid, read_tally)?;
+                }
+                TAG_SILENCES => {
+                    let invalid = JournalError::InvalidSilences;
+                    journal.silences = read_records(
+                        section,
+                        length,
+                        SILENCE_BYTES,
+                        MAX_SILENCES,
+                        invalid,
+                        read_silence,
+                    )?;
+                }
                 TAG_PLACEMENTS => {
                     let run = PlacementRun::read(&mut section)?.filter(|_| section.is_empty());
                     journal.placements = run.ok_or(JournalError::InvalidPlacements)?;
@@ -305,38 +319,42 @@ fn heartbeat_of(bytes: &[u8]) -> Result<u64, BlobError> {
     reader.u64()
 }
 
-fn read_tallies(mut section: BlobReader<'_>, length: usize) -> Result<Vec<Tally>, JournalError> {
-    let count = length / TALLY_BYTES;
-    if !length.is_multiple_of(TALLY_BYTES) || count > MAX_TALLIES {
-        return Err(JournalError::InvalidTallies);
+/// The records of a section of this many bytes; `invalid` where they are no whole number, or more than `most`.
+fn read_records<T>(
+    mut section: BlobReader<'_>,
+    length: usize,
+    record_bytes: usize,
+    most: usize,
+    invalid: JournalError,
+    read: impl Fn(&mut BlobReader<'_>) -> Result<T, BlobError>,
+) -> Result<Vec<T>, JournalError> {
+    let count = length / record_bytes;
+    if !length.is_multiple_of(record_bytes) || count > most {
+        return Err(invalid);
     }
-    let mut tallies = Vec::with_capacity(count);
+    let mut records = Vec::with_capacity(count);
     for _ in 0..count {
-        tallies.push(Tally {
-            slot: Slot(section.u16()?),
-            epoch: section.u32()?,
-            requests: section.u32()?,
-            uncached_tokens: section.u64()?,
-        });
+        records.push(read(&mut section)?);
     }
-    Ok(tallies)
+    Ok(records)
 }
 
-fn read_silences(mut section: BlobReader<'_>, length: usize) -> Result<Vec<Silence>, JournalError> {
-    let count = length / SILENCE_BYTES;
-    if !length.is_multiple_of(SILENCE_BYTES) || count > MAX_SILENCES {
-        return Err(JournalError::InvalidSilences);
-    }
-    let mut silences = Vec::with_capacity(count);
-    for _ in 0..count {
-        silences.push(Silence {
-            slot: Slot(section.u16()?),
-            epoch: section.u32()?,
-            since_ms: section.u64()?,
-            owes_stream: section.u8()? != 0,
-        });
-    }
-    Ok(silences)
+fn read_tally(section: &mut BlobReader<'_>) -> Result<Tally, BlobError> {
+    Ok(Tally {
+        slot: Slot(section.u16()?),
+        epoch: section.u32()?,
+        requests: section.u32()?,
+        uncached_tokens: section.u64()?,
+    })
+}
+
+fn read_silence(section: &mut BlobReader<'_>) -> Result<Silence, BlobError> {
+    Ok(Silence {
+        slot: Slot(section.u16()?),
+        epoch: section.u32()?,
+        since_ms: section.u64()?,
+        owes_stream: section.u8()? != 0,
+    })
 }
 
 /// A journal whose heartbeat is older than this, or further ahead, belongs to a worker that stopped, and its slot may be

@@ -275,6 +275,9 @@ impl Fleet {
         };
         let [streams_ms, wholes_ms] = self.silences_ms(member, now_ms);
         let silent_ms = streams_ms.max(wholes_ms).max(others_ms);
+        if silent_ms == 0 {
+            return 0;
+        }
         silent_ms.saturating_mul(u64::from(self.rate_of(member))) / 1000 * SILENCE_TIMES
     }
 

@@ -156,8 +156,7 @@ impl Scenario {
         broken.extend(overdue.map(Recovery::to_string));
         let mut note = filtered.note.clone();
         if !plain.note.is_empty() && plain.note != note {
-            let separator = if note.is_empty() { "" } else { "; " };
-            note = format!("{note}{separator}without the filter: {}", plain.note);
+            add_note(&mut note, &format!("without the filter: {}", plain.note));
         }
         Row {
             part: self.part,
@@ -296,15 +295,17 @@ impl Row {
             .collect();
         rows.sort_by_key(took);
         let mut row = rows.swap_remove(rows.len().checked_sub(1)? / 2);
-        let separator = if row.note.is_empty() { "" } else { "; " };
-        row.note = format!(
-            "{}{separator}late once, so played {} times: {} ms",
-            row.note,
-            all.len(),
-            all.join(", ")
-        );
+        let times = format!("late once, so played {} times: {} ms", all.len(), all.join(", "));
+        add_note(&mut row.note, &times);
         Some(row)
     }
+}
+
+fn add_note(note: &mut String, more: &str) {
+    if !note.is_empty() {
+        note.push_str("; ");
+    }
+    note.push_str(more);
 }
 
 /// Why a scenario could not be run.
