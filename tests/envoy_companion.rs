@@ -19,17 +19,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use support::{
-    CHAT, Folder, Gateway, POOL, SCRAPE_INTERVAL_MS, SCRAPES_OK, at, chat, config, config_of, envoys,
-    eventually, fleet, settings, streamed, text,
+    CHAT, Folder, Gateway, POOL, SCRAPE_INTERVAL_MS, SCRAPES_OK, at, chat, config, config_of, enough_for,
+    envoys, eventually, fleet, settings, streamed, text,
 };
 use warmroute_fleet::envoy::{EnvoyOptions, write_atomically};
 use warmroute_fleet::envoy_config::PoolConfig;
 use warmroute_fleet::fleet::Fleet;
 use warmroute_fleet::odd::{OddEngine, Tunnel, cluster_of, free_port};
 use warmroute_fleet::replica::{Fault, MetricOverrides};
-
-/// So many that each of three hosts is the home of one, but for five times in a million.
-const ENOUGH_FOR_THREE: usize = 33;
 
 /// Prompts with various homes.
 fn prompts(count: usize) -> Vec<String> {
@@ -108,7 +105,7 @@ async fn the_service_scrapes_every_replica_and_drops_what_another_host_answered(
         }
         gateway.shows(WAITING, POOL, 0).await;
         // The host without a sample takes part all the same.
-        let prompts = prompts(ENOUGH_FOR_THREE);
+        let prompts = prompts(enough_for(3));
         let served = homes(&gateway, &prompts).await;
         assert!(
             served.iter().any(|name| name == fleet.replicas[2].name()),
@@ -343,7 +340,7 @@ async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
     let folder = Folder::new().unwrap();
     let fleet = fleet(3).await;
     let addresses = fleet.addresses();
-    let prompts = prompts(ENOUGH_FOR_THREE);
+    let prompts = prompts(enough_for(3));
     for (number, envoy) in envoys().iter().enumerate() {
         let mut pool = PoolConfig::new(POOL, Vec::new());
         let eds = folder.file(format!("eds-{number}.json"));
@@ -391,7 +388,7 @@ async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
             let served = gateway.chat(&[], prompt.as_str()).await.ok();
             assert_eq!(served.replica() == home, home != gone.name(), "it is back");
         }
-        let fresh: Vec<String> = (0..12)
+        let fresh: Vec<String> = (0..enough_for(3))
             .map(|new| chat(&text(&format!("new {new}"), 6000)))
             .collect();
         let fresh = homes(&gateway, &fresh).await;
@@ -436,7 +433,7 @@ async fn an_engine_that_restarts_is_noticed_and_serves_on() {
 async fn an_engine_that_is_gone_is_left_before_any_request_found_out() {
     let mut fleet = fleet(3).await;
     let config = config(&fleet, &settings(&[POOL]));
-    let prompts = prompts(ENOUGH_FOR_THREE);
+    let prompts = prompts(enough_for(3));
     for envoy in envoys() {
         let gateway = Gateway::ready(&envoy, &config, 2, 3).await;
         let before = homes(&gateway, &prompts).await;
@@ -465,7 +462,7 @@ async fn an_engine_that_is_gone_is_left_before_any_request_found_out() {
 
         gone.restart().await.unwrap();
         gateway.shows(TAKING_TRAFFIC, POOL, 3).await;
-        let fresh: Vec<String> = (0..ENOUGH_FOR_THREE)
+        let fresh: Vec<String> = (0..enough_for(3))
             .map(|number| chat(&text(&format!("fresh {envoy} {number}"), 5000)))
             .collect();
         let back = homes(&gateway, &fresh).await;
@@ -593,7 +590,7 @@ async fn hosts_may_stand_in_the_config() {
     for envoy in envoys() {
         let decoded = fleet.replicas[2].posts_received();
         let gateway = Gateway::ready(&envoy, &config, 2, 3).await;
-        let served = homes(&gateway, &prompts(16)).await;
+        let served = homes(&gateway, &prompts(enough_for(2))).await;
         for replica in &fleet.replicas[..2] {
             assert!(served.iter().any(|name| name == replica.name()), "{served:?}");
         }

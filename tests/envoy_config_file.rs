@@ -17,6 +17,7 @@ use warmroute_fleet::envoy::{
 use warmroute_fleet::fleet::{Fleet, FleetOptions};
 use warmroute_fleet::process::workspace_root;
 use warmroute_fleet::wasm::build_wasm;
+use warmroute_fleet::workload::enough_for;
 
 #[path = "support/bodies.rs"]
 mod bodies;
@@ -30,6 +31,8 @@ on_both_envoys! {
     the_committed_file_makes_requests_stick,
 }
 
+/// How often each prompt is sent again.
+const REPEATS: usize = 2;
 /// Where the file expects the module, from the repository's root.
 const COMMITTED_WASM: &str = "target/wasm32-wasip1/release/warmroute.wasm";
 
@@ -101,11 +104,11 @@ async fn the_committed_file_makes_requests_stick(requirement: Requirement) {
     .await;
 
     let mut hosts = Vec::new();
-    for number in 0..8 {
+    for number in 0..enough_for(2) {
         let body = chat(&format!("You are assistant number {number}."));
         let first = post(body.clone()).await;
         assert_eq!(reason(&first), "home");
-        for _ in 0..4 {
+        for _ in 0..REPEATS {
             let again = post(body.clone()).await;
             assert_eq!(reason(&again), "home");
             assert_eq!(key(&again), key(&first));
@@ -124,7 +127,8 @@ async fn the_committed_file_makes_requests_stick(requirement: Requirement) {
     );
     post(chat_of("A long one.", 3 << 20)).await;
 
-    let wanted = "warmroute_decisions_total{strategy=\"hybrid\",reason=\"home\"} 41";
+    let sent = enough_for(2) * (1 + REPEATS) + 1;
+    let wanted = format!("warmroute_decisions_total{{strategy=\"hybrid\",reason=\"home\"}} {sent}");
     let metrics = until("the decisions with their labels", async || {
         let metrics = envoy.0.admin_get("/stats/prometheus").await.unwrap().text();
         metrics.lines().any(|line| line == wanted).then_some(metrics)

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::{
-    CHAT, Folder, Gateway, POOL, POOL_HEADER, Served, at, chat, chat_of, config, config_of, envoys,
-    eventually, fleet, fleet_of, routes_by_header, settings, streamed, text,
+    CHAT, Folder, Gateway, POOL, POOL_HEADER, Served, at, chat, chat_of, config, config_of, enough_for,
+    envoys, eventually, fleet, fleet_of, routes_by_header, settings, streamed, text,
 };
 use warmroute_fleet::client::Client;
 use warmroute_fleet::engine::EngineConfig;
@@ -172,7 +172,7 @@ async fn two_envoys_choose_the_same_home_for_a_prompt_that_is_new_to_both() {
     assert_ne!(orders[0], orders[1], "the slots are the same");
 
     let mut homes = BTreeSet::new();
-    for number in 0..64 {
+    for number in 0..enough_for(8) {
         let bytes = [400, 3_000, 6_000, 24_000][number % 4];
         let body = chat(&text(&format!("new to both: {number}"), bytes));
         let (first, second) = if number % 8 < 4 {
@@ -499,7 +499,7 @@ async fn each_strategy_does_what_it_says() {
             gateway.shows("warmroute_engine_requests_waiting", name, 0).await;
             let (busy, held) = hold_one(&fleet, &gateway, name, &[unreadable]).await;
             let mut used = BTreeSet::new();
-            for _ in 0..20 {
+            for _ in 0..enough_for(3) {
                 let served = gateway
                     .chat(&[(POOL_HEADER, name), unreadable], chat("plain"))
                     .await

@@ -34,7 +34,7 @@ use warmroute_fleet::replica::Replica;
 use warmroute_fleet::wasm::build_wasm;
 
 pub use warmroute_fleet::envoy::Folder;
-pub use warmroute_fleet::workload::text;
+pub use warmroute_fleet::workload::{enough_for, text};
 
 /// Name of the pool where a test needs only one.
 pub const POOL: &str = "llm";

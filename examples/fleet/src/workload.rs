@@ -304,9 +304,26 @@ pub fn text(seed: &str, bytes: usize) -> String {
     text
 }
 
+/// So many prompts that each of the hosts is the home of at least one, whatever their addresses hash to, and that each gets
+/// one where chance chooses: up to 512 hosts, one is left out less than once in a hundred thousand times; up to eight, less than
+/// once in ten million.
+pub const fn enough_for(hosts: usize) -> usize {
+    hosts * 20
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn enough_prompts_leave_no_host_out() {
+        let left_out = |hosts: usize| {
+            let missed = 1.0 - 1.0 / hosts as f64;
+            hosts as f64 * missed.powi(enough_for(hosts) as i32)
+        };
+        assert!((2..=8).all(|hosts| left_out(hosts) < 1e-7));
+        assert!((2..=512).all(|hosts| left_out(hosts) < 1e-5));
+    }
 
     #[test]
     fn the_committed_files_are_workloads_and_stay_so_when_written() {

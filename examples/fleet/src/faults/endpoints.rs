@@ -6,12 +6,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::load::{Load, LoadPlan, Sent};
-use super::stand::{Gateway, POOL, Stand, eventually};
+use super::stand::{Gateway, POOL, Stand, busiest, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
 use crate::envoy::{Folder, write_atomically};
 use crate::envoy_config::PoolConfig;
 use crate::fleet::Fleet;
+use crate::workload::enough_for;
 
 mod crowd;
 
@@ -36,22 +37,23 @@ async fn removed(stand: &Stand) -> Result<Seen, FaultError> {
     };
     let load = Load::start(&set.gateway, plan.clone());
     tokio::time::sleep(WARM_UP).await;
-    let address = set.fleet.replicas[1].address();
+    let gone = busiest(&set.fleet);
+    let address = set.fleet.replicas[gone].address();
     let gone_at = load.elapsed();
-    set.announce(|number| (number != 1).then_some("HEALTHY"))?;
+    set.announce(|number| (number != gone).then_some("HEALTHY"))?;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    set.fleet.replicas[1].restart().await?;
-    let posts = set.fleet.replicas[1].posts_received();
+    set.fleet.replicas[gone].restart().await?;
+    let posts = set.fleet.replicas[gone].posts_received();
     let mut sent = load.stop().await;
     set.announce(|_| Some("HEALTHY"))?;
-    // The beginnings that it had, which are elsewhere now, and as many new ones, of which it gets its part.
+    // The beginnings that it had, which are elsewhere now, and enough new ones for it to get its part of them.
     let plan = LoadPlan {
-        prefixes: 2 * plan.prefixes,
+        prefixes: plan.prefixes + enough_for(set.fleet.replicas.len()) as u64,
         ..plan
     };
     let load = Load::start(&set.gateway, plan);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let posts = set.fleet.replicas[1].posts_received() - posts;
+    let posts = set.fleet.replicas[gone].posts_received() - posts;
     let after = load.stop().await;
 
     let chosen = |sent: &&Sent| sent.host.as_deref() == Some(&address.to_string());
@@ -84,9 +86,10 @@ async fn draining(stand: &Stand) -> Result<Seen, FaultError> {
     let set = EndpointSet::start(stand, 4).await?;
     let load = Load::start(&set.gateway, LoadPlan::default());
     tokio::time::sleep(WARM_UP).await;
-    let victim = &set.fleet.replicas[1];
+    let drained = busiest(&set.fleet);
+    let victim = &set.fleet.replicas[drained];
     let drained_at = load.elapsed();
-    set.announce(|number| Some(if number == 1 { "DRAINING" } else { "HEALTHY" }))?;
+    set.announce(|number| Some(if number == drained { "DRAINING" } else { "HEALTHY" }))?;
     let (mut posts, mut last) = (victim.posts_received(), Duration::ZERO);
     while load.elapsed() < drained_at + Duration::from_secs(4) {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::load::{End, Load, LoadPlan, Sent};
-use super::stand::{POLL, Stand, eventually};
+use super::stand::{POLL, Stand, busiest, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
 use crate::replica::{Fault, Replica};
@@ -64,7 +64,8 @@ async fn killed_unnoticed(stand: &Stand) -> Result<Seen, FaultError> {
     let load = Load::start(&gateway, LoadPlan::default());
     tokio::time::sleep(WARM_UP).await;
     let mut sent = load.stop().await;
-    let victim = &mut fleet.replicas[1];
+    let number = busiest(&fleet);
+    let victim = &mut fleet.replicas[number];
     let address = victim.address().to_string();
     let chosen = |sent: &[Sent]| {
         let first = sent.iter().filter(|sent| sent.host.as_deref() == Some(&address));
@@ -132,7 +133,8 @@ async fn restarted(stand: &Stand) -> Result<Seen, FaultError> {
     let mut sent = load.stop().await;
     let restarts = "warmroute_engine_restarts_total";
     let seen_before = stand.is_filtered().then_some(gateway.stat(restarts).await?);
-    let victim = &mut fleet.replicas[1];
+    let number = busiest(&fleet);
+    let victim = &mut fleet.replicas[number];
     let address = victim.address().to_string();
     let believed = sent
         .iter()
@@ -144,7 +146,7 @@ async fn restarted(stand: &Stand) -> Result<Seen, FaultError> {
     let after = load.stop().await;
     let false_claims: Vec<&Sent> = after
         .iter()
-        .filter(|sent| sent.replica.as_deref() == Some(fleet.replicas[1].name()))
+        .filter(|sent| sent.replica.as_deref() == Some(fleet.replicas[number].name()))
         .filter(|sent| sent.matched_bytes > Some(0) && sent.cached_tokens == Some(0))
         .collect();
     let took = false_claims.iter().map(|sent| sent.at).max().unwrap_or_default();
@@ -225,7 +227,7 @@ fn nothing_sent(last: Duration) -> Recovery {
     }
 }
 
-/// One of four engines under load that something happens to, and what became of the requests.
+/// The busiest of four engines under load, to which something happens, and what became of the requests.
 struct Hit {
     sent: Vec<Sent>,
     /// When it happened, by the clock of the load.
@@ -258,7 +260,8 @@ impl Hit {
         let gateway = stand.ready(&stand.config_of(&fleet), 4).await?;
         let load = Load::start(&gateway, plan);
         tokio::time::sleep(WARM_UP).await;
-        let victim = &mut fleet.replicas[1];
+        let number = busiest(&fleet);
+        let victim = &mut fleet.replicas[number];
         let before = victim.posts_received();
         let resident_kb = gateway.resident_kb()?;
         let at = load.elapsed();

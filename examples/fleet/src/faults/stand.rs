@@ -14,6 +14,7 @@ use crate::engine::EngineConfig;
 use crate::envoy::{Envoy, EnvoyOptions, EnvoyProcess};
 use crate::envoy_config::{ADMIN_CLUSTER, EnvoyConfig, PluginConfig, PoolConfig, RouteConfig};
 use crate::fleet::{Fleet, FleetOptions};
+use crate::replica::Replica;
 use crate::soak::memory::Memory;
 use crate::wasm::build_wasm;
 
@@ -262,6 +263,15 @@ impl Gateway {
         .await
         .map(drop)
     }
+}
+
+/// Number of the replica that received the most requests: the one that is missed most, and never one that happens to be
+/// nobody's home.
+pub(super) fn busiest(fleet: &Fleet) -> usize {
+    let posts = fleet.replicas.iter().map(Replica::posts_received).enumerate();
+    posts
+        .max_by_key(|(_, posts)| *posts)
+        .map_or(0, |(number, _)| number)
 }
 
 /// Waits for a condition and tells how long that took.
