@@ -24,7 +24,7 @@ pub enum Role {
     Decode,
 }
 
-/// What Envoy says of an endpoint.
+/// What is known of an endpoint from Envoy and from scrapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Health {
     /// Takes traffic.
@@ -32,9 +32,9 @@ pub enum Health {
     Healthy,
     /// Takes traffic, reported degraded.
     Degraded,
-    /// Failed health checks or was ejected.
+    /// Failed health checks, was ejected or refuses connections.
     Unhealthy,
-    /// Is being removed.
+    /// Is being removed, or stands by for hosts of a higher priority: what runs on it goes on.
     Draining,
 }
 

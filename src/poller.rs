@@ -363,8 +363,10 @@ impl Poller {
 
     fn on_scrape_answer(&mut self, slot: Slot, epoch: u32, now_ms: u64, answer: Answer<'_>) {
         // The host may have left, and its slot may be another's, while the call was out.
-        let index = self.index_of(slot, epoch);
-        let Some(host) = index.and_then(|index| self.table.hosts.get_mut(index)) else {
+        let Some(index) = self.index_of(slot, epoch) else {
+            return;
+        };
+        let Some(host) = self.table.hosts.get(index) else {
             return;
         };
         let asked = self.config.metrics.address_of(&host.address);
@@ -373,10 +375,9 @@ impl Poller {
         if asked == host.address
             && host.sampled_ms != 0
             && let Some(refuses) = refuses_connections(&answer, &asked)
-            && let Some(health) = self.slots.on_reached(slot, refuses)
+            && self.slots.on_reached(slot, refuses)
         {
-            self.membership_changed |= host.health != health;
-            host.health = health;
+            self.membership_changed |= self.slots.give_healths(&mut self.table.hosts);
         }
         if answer.status != 200 {
             self.count_failure(CallKind::Scrape { slot, epoch }, now_ms);
@@ -398,6 +399,9 @@ impl Poller {
             self.counters.parse_failures = self.counters.parse_failures.saturating_add(1);
             self.slots
                 .on_scrape_failed(slot, now_ms, self.config.metrics.interval_ms);
+            return;
+        };
+        let Some(host) = self.table.hosts.get_mut(index) else {
             return;
         };
         if self.slots.on_sample(slot, &load) == Restart::Seen {

@@ -12,6 +12,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ use support::{
     envoys, eventually, fleet, settings, streamed, text,
 };
 use warmroute_fleet::envoy::{EnvoyOptions, write_atomically};
-use warmroute_fleet::envoy_config::PoolConfig;
+use warmroute_fleet::envoy_config::{PoolConfig, ToldEndpoint};
 use warmroute_fleet::fleet::Fleet;
 use warmroute_fleet::odd::{OddEngine, Tunnel, cluster_of, free_port};
 use warmroute_fleet::replica::{Fault, MetricOverrides};
@@ -327,12 +328,12 @@ impl Traffic {
 }
 
 /// An endpoints file in which some hosts have a health status.
-fn endpoints_file(pool: &PoolConfig, addresses: &[SocketAddr], statuses: &[(usize, &str)]) -> String {
-    let mut file: Value = serde_json::from_str(&pool.endpoints_file(addresses)).unwrap();
+fn endpoints_file(pool: &PoolConfig, addresses: &[SocketAddr], statuses: &[(usize, &'static str)]) -> String {
+    let mut told: Vec<ToldEndpoint> = addresses.iter().copied().map(ToldEndpoint::healthy).collect();
     for (number, status) in statuses {
-        file["resources"][0]["endpoints"][0]["lb_endpoints"][*number]["health_status"] = json!(status);
+        told[*number].health = status;
     }
-    file.to_string()
+    pool.told_endpoints_file(&told)
 }
 
 #[tokio::test]
@@ -400,6 +401,76 @@ async fn hosts_that_leave_or_are_unwell_get_no_traffic_and_return_to_theirs() {
         gateway.shows(TAKING_TRAFFIC, POOL, 0).await;
         let served = gateway.chat(&[], prompts[0].as_str()).await.ok();
         assert_eq!((served.reason(), served.host()), ("no_eligible_host", "none"));
+    }
+}
+
+#[tokio::test]
+async fn hosts_of_a_lower_priority_stand_by_until_they_are_needed() {
+    let folder = Folder::new().unwrap();
+    let mut fleet = fleet(4).await;
+    let prompts = prompts(enough_for(4));
+    // Two of priority 0 and two that stand by.
+    let told = |fleet: &Fleet| -> Vec<ToldEndpoint> {
+        let of = |(number, address)| ToldEndpoint {
+            priority: u32::from(number >= 2),
+            ..ToldEndpoint::healthy(address)
+        };
+        fleet.addresses().into_iter().enumerate().map(of).collect()
+    };
+    for (number, envoy) in envoys().iter().enumerate() {
+        let mut pool = PoolConfig::new(POOL, Vec::new());
+        let eds = folder.file(format!("levels-{number}.json"));
+        pool.eds_path = Some(eds.clone());
+        let mut hosts = told(&fleet);
+        write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
+        let config = config_of(&settings(&[POOL]), vec![pool.clone()]);
+        let gateway = Gateway::ready(envoy, &config, 2, 4).await;
+        let used = async || {
+            homes(&gateway, &prompts)
+                .await
+                .into_iter()
+                .collect::<BTreeSet<_>>()
+        };
+        let names = |numbers: &[usize]| -> BTreeSet<String> {
+            numbers.iter().map(|number| format!("replica-{number}")).collect()
+        };
+        assert_eq!(used().await, names(&[0, 1]));
+        assert_eq!(gateway.stat("warmroute_hosts_taking_traffic.pool.llm").await, 2);
+
+        // With half of them gone, Envoy's own balancer spills over, too.
+        hosts[0].health = "DRAINING";
+        write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
+        gateway.shows(TAKING_TRAFFIC, POOL, 3).await;
+        let left: Vec<String> = (0..enough_for(3))
+            .map(|number| chat(&text(&format!("spilled over {number}"), 5000)))
+            .collect();
+        let left: BTreeSet<String> = homes(&gateway, &left).await.into_iter().collect();
+        assert_eq!(left, names(&[1, 2, 3]));
+        hosts[0].health = "HEALTHY";
+        write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
+        gateway.shows(TAKING_TRAFFIC, POOL, 2).await;
+        assert_eq!(used().await, names(&[0, 1]));
+
+        // What only scrapes know counts as well.
+        for replica in &mut fleet.replicas[..2] {
+            replica.stop().await;
+        }
+        // Until then there is nobody else, with the filter or without.
+        eventually("prompts go where hosts stood by", async || {
+            gateway.chat(&[], prompts[0].as_str()).await.answer.status == 200
+        })
+        .await;
+        gateway.shows(TAKING_TRAFFIC, POOL, 2).await;
+        assert_eq!(used().await, names(&[2, 3]));
+        for replica in &mut fleet.replicas[..2] {
+            replica.restart().await.unwrap();
+        }
+        eventually("prompts come back", async || {
+            let served = gateway.chat(&[], prompts[0].as_str()).await.ok();
+            names(&[0, 1]).contains(served.replica())
+        })
+        .await;
+        assert_eq!(used().await, names(&[0, 1]));
     }
 }
 

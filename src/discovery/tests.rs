@@ -13,11 +13,21 @@ fn host(cluster: &str, address: &str, health_flags: &str, weight: &str) -> Strin
         ("health_flags", health_flags),
         ("weight", weight),
         ("region", ""),
+        ("priority", priority_of(address)),
         ("success_rate", "-1"),
     ] {
         lines.push_str(&format!("{cluster}::{address}::{name}::{value}\n"));
     }
     lines
+}
+
+/// So that every answer has hosts of two of them.
+fn priority_of(address: &str) -> &'static str {
+    if address.starts_with("10.0.0.2:") {
+        "1"
+    } else {
+        "0"
+    }
 }
 
 /// The lines of a cluster.
@@ -51,7 +61,7 @@ fn addresses(found: &Discovered) -> Vec<&str> {
 }
 
 #[test]
-fn hosts_are_read_with_health_and_weight() {
+fn hosts_are_read_with_health_weight_and_priority() {
     let body = answer("admin", &[("127.0.0.1:9901", "healthy", "1")])
         + &answer(
             "llm",
@@ -60,16 +70,17 @@ fn hosts_are_read_with_health_and_weight() {
                 ("10.0.0.1:8000", "/eds_status_draining", "1"),
             ],
         );
-    let endpoint = |address: &str, health, weight| Endpoint {
+    let endpoint = |address: &str, health, weight, priority| Endpoint {
         address: address.to_owned(),
         health,
         role: Role::Both,
         weight,
+        priority,
     };
     let expected = Discovered {
         endpoints: vec![
-            endpoint("10.0.0.1:8000", Health::Draining, 1),
-            endpoint("10.0.0.2:8000", Health::Healthy, 5),
+            endpoint("10.0.0.1:8000", Health::Draining, 1, 0),
+            endpoint("10.0.0.2:8000", Health::Healthy, 5, 1),
         ],
         is_known: true,
         skipped_addresses: 0,

@@ -24,10 +24,10 @@ impl Poller {
                 return false;
             };
             *stayed = true;
-            let health = slots.on_discovered(host.slot, endpoint.health);
+            slots.on_discovered(host.slot, endpoint.health, endpoint.priority);
             let (weight, role) = (endpoint.weight, endpoint.role);
-            changed |= (host.health, host.weight, host.role) != (health, weight, role);
-            (host.health, host.weight, host.role) = (health, weight, role);
+            changed |= (host.weight, host.role) != (weight, role);
+            (host.weight, host.role) = (weight, role);
             true
         });
         for (endpoint, _) in endpoints.iter().zip(&stayed).filter(|(_, stayed)| !**stayed) {
@@ -35,17 +35,19 @@ impl Poller {
                 break;
             };
             changed = true;
+            slots.on_discovered(slot, endpoint.health, endpoint.priority);
             self.table.hosts.push(Host {
                 slot,
                 epoch,
                 address: endpoint.address.clone(),
                 role: endpoint.role,
-                health: slots.on_discovered(slot, endpoint.health),
+                health: endpoint.health,
                 weight: endpoint.weight,
                 sampled_ms: 0,
                 load: Load::default(),
             });
         }
+        changed |= slots.give_healths(&mut self.table.hosts);
         self.table.hosts.sort_unstable_by_key(|host| host.slot);
         self.membership_changed |= changed;
     }

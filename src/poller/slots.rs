@@ -7,7 +7,7 @@
 //! Epochs are seconds since the Unix epoch, or one more than the last: they grow also across companions that know nothing
 //! of each other, so that a (slot, epoch) pair never means two hosts.
 
-use crate::host_table::{Health, HostTable, Load, MAX_HOSTS, Slot};
+use crate::host_table::{Health, Host, HostTable, Load, MAX_HOSTS, Slot};
 
 /// Whether a sample shows that the engine restarted since the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,7 @@ struct Record {
     failures: u32,
     /// What discovery says of it.
     discovered: Health,
+    priority: u8,
     /// Its last scrape that told whether anybody is there was refused.
     refuses: bool,
     /// `refuses` is only what a holder before may have meant.
@@ -153,20 +154,64 @@ impl SlotBook {
         }
     }
 
-    /// Takes note of what discovery says of the host; what it is then.
-    pub(super) fn on_discovered(&mut self, slot: Slot, health: Health) -> Health {
-        self.record(slot).map_or(health, |record| {
-            record.discovered = health;
+    /// Takes note of what discovery says of the host.
+    pub(super) fn on_discovered(&mut self, slot: Slot, health: Health, priority: u8) {
+        if let Some(record) = self.record(slot) {
+            (record.discovered, record.priority) = (health, priority);
             record.refuses &= !std::mem::take(&mut record.is_assumed);
-            record.health()
+        }
+    }
+
+    /// Takes note of whether the host refuses connections; whether that is news.
+    pub(super) fn on_reached(&mut self, slot: Slot, refuses: bool) -> bool {
+        self.record(slot).is_some_and(|record| {
+            record.is_assumed = false;
+            std::mem::replace(&mut record.refuses, refuses) != refuses
         })
     }
 
-    /// Takes note of whether the host refuses connections; what its health is then.
-    pub(super) fn on_reached(&mut self, slot: Slot, refuses: bool) -> Option<Health> {
-        let record = self.record(slot)?;
-        (record.refuses, record.is_assumed) = (refuses, false);
-        Some(record.health())
+    /// Gives each host of the table its health; whether any changed.
+    ///
+    /// A priority level is needed where Envoy sends something to it: while, over the levels before it, 1.4 times the shares
+    /// of their hosts that are healthy do not come to 1 (Envoy's "Priority levels", with its default overprovisioning
+    /// factor). Hosts of levels that are not needed stand by.
+    pub(super) fn give_healths(&self, hosts: &mut [Host]) -> bool {
+        let last = self.last_level_needed(hosts);
+        let mut changed = false;
+        for host in hosts {
+            let Some(record) = self.records.get(usize::from(host.slot.0)) else {
+                continue;
+            };
+            let mut health = record.health();
+            if record.priority > last && health.takes_traffic() {
+                health = Health::Draining;
+            }
+            changed |= std::mem::replace(&mut host.health, health) != health;
+        }
+        changed
+    }
+
+    fn last_level_needed(&self, hosts: &[Host]) -> u8 {
+        // Healthy hosts and all of each level.
+        let mut levels = [(0u32, 0u32); LEVELS];
+        for host in hosts {
+            let Some(record) = self.records.get(usize::from(host.slot.0)) else {
+                continue;
+            };
+            if let Some((healthy, all)) = levels.get_mut(usize::from(record.priority)) {
+                *healthy = healthy.saturating_add(u32::from(record.health() == Health::Healthy));
+                *all = all.saturating_add(1);
+            }
+        }
+        let mut percent = 0u32;
+        for (level, (healthy, all)) in (0u8..).zip(levels) {
+            let of_level = healthy.saturating_mul(OVERPROVISIONED_PERCENT).checked_div(all);
+            percent = percent.saturating_add(of_level.unwrap_or(0));
+            if percent >= 100 {
+                return level;
+            }
+        }
+        u8::MAX
     }
 
     /// Takes note of a sample. A restart shows as another start time (by more than a second: exporters round) or as a
@@ -236,3 +281,8 @@ const MAX_BACKOFF: u64 = 16;
 const MAX_REFUSED_BACKOFF: u64 = 4;
 
 const STARTED_TOLERANCE_MS: u64 = 1_000;
+
+/// Priorities that Envoy knows are 0 to 127; more than that is one level more, which is never enough.
+const LEVELS: usize = 128;
+/// Envoy's default `overprovisioning_factor`.
+const OVERPROVISIONED_PERCENT: u32 = 140;

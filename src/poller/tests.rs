@@ -788,3 +788,94 @@ fn refusals_where_no_scrape_succeeded_or_of_another_port_say_nothing_of_the_host
     poller.on_answer(call.token, now_ms, of_envoy(503, REFUSALS[0]));
     assert_eq!(only_host(&mut poller).health, Health::Healthy);
 }
+
+/// Hosts of these priorities, each with the health given.
+fn endpoints_of(levels: &[&[Health]]) -> Vec<Endpoint> {
+    let mut endpoints = Vec::new();
+    for (priority, level) in (0u8..).zip(levels) {
+        for (number, health) in level.iter().enumerate() {
+            let address = format!("10.0.{priority}.{number}:80");
+            endpoints.push(Endpoint {
+                health: *health,
+                priority,
+                ..Endpoint::of_static(&StaticHost::new(&address, Role::Both).unwrap())
+            });
+        }
+    }
+    endpoints
+}
+
+/// How many hosts of each priority take traffic.
+fn taking_traffic(poller: &mut Poller, now_ms: u64) -> [usize; 3] {
+    let hosts = &poller.table(now_ms).hosts;
+    [0, 1, 2].map(|priority| {
+        let start = format!("10.0.{priority}.");
+        let level = hosts.iter().filter(|host| host.address.starts_with(&start));
+        level.filter(|host| host.health.takes_traffic()).count()
+    })
+}
+
+#[test]
+fn hosts_of_a_level_that_is_not_needed_stand_by() {
+    use Health::{Degraded as D, Draining as R, Healthy as H, Unhealthy as U};
+    let cases: [(&[&[Health]], [usize; 3]); 13] = [
+        (&[&[H, H, H, H]], [4, 0, 0]),
+        (&[&[H, H], &[H, H], &[H]], [2, 0, 0]),
+        // 1.4 × 3/4 is enough, 1.4 × 2/3 is not.
+        (&[&[H, H, H, U], &[H]], [3, 0, 0]),
+        (&[&[H, H, U], &[H]], [2, 1, 0]),
+        (&[&[H, R], &[H], &[H]], [1, 1, 0]),
+        // Half of one level and half of the next are enough together.
+        (&[&[H, U], &[H, U], &[H]], [1, 1, 0]),
+        (&[&[H, U, U], &[H, U, U], &[H]], [1, 1, 1]),
+        (&[&[U, U], &[H, H], &[H]], [0, 2, 0]),
+        (&[&[U], &[U], &[H]], [0, 0, 1]),
+        // A degraded host takes traffic, and is no healthy one.
+        (&[&[D, D], &[H], &[H]], [2, 1, 0]),
+        (&[&[D], &[D], &[U]], [1, 1, 0]),
+        (&[&[], &[H], &[H]], [0, 1, 0]),
+        (&[&[U], &[R], &[U]], [0, 0, 0]),
+    ];
+    let mut poller = Poller::new(config());
+    for (levels, expected) in cases {
+        poller.apply_endpoints(&endpoints_of(levels), NOW_MS);
+        assert_eq!(taking_traffic(&mut poller, NOW_MS), expected, "{levels:?}");
+    }
+    // The last level that a byte can name is one like the others.
+    let mut endpoints = endpoints_of(&[&[U], &[H]]);
+    endpoints[1].priority = u8::MAX;
+    poller.apply_endpoints(&endpoints, NOW_MS);
+    assert_eq!(taking_traffic(&mut poller, NOW_MS), [0, 1, 0]);
+    endpoints[0].health = H;
+    poller.apply_endpoints(&endpoints, NOW_MS);
+    assert_eq!(taking_traffic(&mut poller, NOW_MS), [1, 0, 0]);
+}
+
+#[test]
+fn a_level_joins_when_a_host_before_it_refuses_connections_and_leaves_when_it_takes_them() {
+    let mut poller = Poller::new(config());
+    let mut now_ms = NOW_MS;
+    poller.apply_endpoints(&endpoints_of(&[&[Health::Healthy], &[Health::Healthy]]), now_ms);
+    // Answers until the first host was asked; who takes traffic by the table that is published for that.
+    let mut ask_first = |poller: &mut Poller, is_up: bool| {
+        loop {
+            let call = next_scrape(poller, &mut now_ms);
+            poller.take_publishable(now_ms);
+            let is_first = call.authority.starts_with("10.0.0.");
+            let answer = if is_first && !is_up {
+                of_envoy(503, REFUSALS[0])
+            } else {
+                ok(Some(&call.authority), SAMPLE)
+            };
+            poller.on_answer(call.token, now_ms, answer);
+            if is_first {
+                let told_at_once = poller.take_publishable(now_ms).is_some();
+                return (told_at_once, taking_traffic(poller, now_ms));
+            }
+        }
+    };
+    assert_eq!(ask_first(&mut poller, true), (false, [1, 0, 0]));
+    assert_eq!(ask_first(&mut poller, false), (true, [0, 1, 0]));
+    assert_eq!(ask_first(&mut poller, false), (false, [0, 1, 0]));
+    assert_eq!(ask_first(&mut poller, true), (true, [1, 0, 0]));
+}

@@ -11,7 +11,7 @@ use super::choices::{Choices, Seen, shown};
 use super::host_table;
 
 /// What the lines of the admin's answer are made of.
-const WORDS: [&str; 24] = [
+const WORDS: [&str; 25] = [
     "llm",
     "llm2",
     "other",
@@ -27,6 +27,7 @@ const WORDS: [&str; 24] = [
     "hostname",
     "health_flags",
     "weight",
+    "priority",
     "healthy",
     "/failed_active_hc",
     "/eds_status_draining",
@@ -123,6 +124,7 @@ fn host(choices: &mut Choices<'_>, cluster: &str) -> (String, Endpoint) {
         format!("[2001:db8::{number}]:8000")
     };
     let weight = u32::from(choices.byte()) + 1;
+    let priority = choices.byte() % 4;
     let (flags, health) = choices.pick(&[
         ("healthy", Health::Healthy),
         ("/degraded_eds_health", Health::Degraded),
@@ -139,7 +141,7 @@ fn host(choices: &mut Choices<'_>, cluster: &str) -> (String, Endpoint) {
         ("health_flags", flags.to_owned()),
         ("weight", weight.to_string()),
         ("zone", String::new()),
-        ("priority", (choices.byte() % 4).to_string()),
+        ("priority", priority.to_string()),
     ] {
         lines.push_str(&format!("{cluster}::{address}::{name}::{value}\n"));
     }
@@ -147,6 +149,7 @@ fn host(choices: &mut Choices<'_>, cluster: &str) -> (String, Endpoint) {
     let endpoint = Endpoint {
         weight,
         health,
+        priority,
         ..Endpoint::of_static(&host)
     };
     (lines, endpoint)

@@ -4,6 +4,7 @@
 //! a cluster for the admin interface, the companion as a bootstrap service. Every knob is a public field, and
 //! [`EnvoyConfig::bootstrap`] gives the tree for whatever a knob does not reach.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -272,6 +273,28 @@ impl PluginConfig {
     }
 }
 
+/// An endpoint as its discovery tells of it.
+#[derive(Debug, Clone, Copy)]
+pub struct ToldEndpoint {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// Envoy's name of its health status, such as `HEALTHY` or `DRAINING`.
+    pub health: &'static str,
+    /// Its priority.
+    pub priority: u32,
+}
+
+impl ToldEndpoint {
+    /// A healthy one of the highest priority.
+    pub const fn healthy(address: SocketAddr) -> Self {
+        Self {
+            address,
+            health: "HEALTHY",
+            priority: 0,
+        }
+    }
+}
+
 /// A cluster of replicas.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
@@ -307,7 +330,23 @@ impl PoolConfig {
 
     /// The content of the file at [`PoolConfig::eds_path`] for these endpoints.
     pub fn endpoints_file(&self, endpoints: &[SocketAddr]) -> String {
-        let mut assignment = assignment(&self.cluster, endpoints);
+        let told: Vec<ToldEndpoint> = endpoints.iter().copied().map(ToldEndpoint::healthy).collect();
+        self.told_endpoints_file(&told)
+    }
+
+    /// The same with health and priority.
+    pub fn told_endpoints_file(&self, endpoints: &[ToldEndpoint]) -> String {
+        let mut levels: BTreeMap<u32, Vec<Value>> = BTreeMap::new();
+        for told in endpoints {
+            let endpoint =
+                json!({"endpoint": {"address": socket(told.address)}, "health_status": told.health});
+            levels.entry(told.priority).or_default().push(endpoint);
+        }
+        let levels: Vec<Value> = levels
+            .into_iter()
+            .map(|(priority, endpoints)| json!({"priority": priority, "lb_endpoints": endpoints}))
+            .collect();
+        let mut assignment = json!({"cluster_name": self.cluster, "endpoints": levels});
         assignment["@type"] = json!("type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment");
         pretty(&json!({"resources": [assignment]}))
     }
@@ -452,11 +491,12 @@ fn cluster(name: &str, kind: Value, load_assignment: &Value) -> Value {
 }
 
 fn assignment(cluster: &str, endpoints: &[SocketAddr]) -> Value {
-    let addresses: Vec<Value> = endpoints
-        .iter()
-        .map(|address| json!({"socket_address": {"address": address.ip(), "port_value": address.port()}}))
-        .collect();
+    let addresses: Vec<Value> = endpoints.iter().copied().map(socket).collect();
     assignment_of(cluster, &addresses.iter().collect::<Vec<_>>())
+}
+
+fn socket(address: SocketAddr) -> Value {
+    json!({"socket_address": {"address": address.ip(), "port_value": address.port()}})
 }
 
 fn assignment_of(cluster: &str, addresses: &[&Value]) -> Value {

@@ -1,16 +1,13 @@
 //! Faults of the set of endpoints: they leave and return, drain, are all down, restart in turn, are very many.
 
-use std::net::SocketAddr;
 use std::time::Duration;
-
-use serde_json::{Value, json};
 
 use super::load::{Load, LoadPlan, Sent};
 use super::stand::{Gateway, POOL, Stand, busiest, eventually};
 use super::{FaultError, Recovery, Scenario, Seen};
 use crate::engine::EngineConfig;
 use crate::envoy::{Folder, write_atomically};
-use crate::envoy_config::PoolConfig;
+use crate::envoy_config::{PoolConfig, ToldEndpoint};
 use crate::fleet::Fleet;
 use crate::workload::enough_for;
 
@@ -22,6 +19,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             Box::pin(removed(stand))
         }),
         Scenario::new(PART, "draining", |stand| Box::pin(draining(stand))),
+        Scenario::new(
+            PART,
+            "two of priority 1 stand by while those of priority 0 go and return",
+            |stand| Box::pin(failover(stand)),
+        ),
         Scenario::new(PART, "all down, then all back", |stand| Box::pin(all_down(stand))),
         Scenario::new(PART, "restarted in turn", |stand| Box::pin(rolling(stand))).in_short_form(),
     ];
@@ -30,7 +32,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 }
 
 async fn removed(stand: &Stand) -> Result<Seen, FaultError> {
-    let mut set = EndpointSet::start(stand, 4).await?;
+    let mut set = EndpointSet::start(stand, 4, 0).await?;
     let plan = LoadPlan {
         streams_every: u64::MAX,
         ..LoadPlan::default()
@@ -83,7 +85,7 @@ async fn removed(stand: &Stand) -> Result<Seen, FaultError> {
 }
 
 async fn draining(stand: &Stand) -> Result<Seen, FaultError> {
-    let set = EndpointSet::start(stand, 4).await?;
+    let set = EndpointSet::start(stand, 4, 0).await?;
     let load = Load::start(&set.gateway, LoadPlan::default());
     tokio::time::sleep(WARM_UP).await;
     let drained = busiest(&set.fleet);
@@ -107,8 +109,59 @@ async fn draining(stand: &Stand) -> Result<Seen, FaultError> {
     Ok(seen)
 }
 
+/// A region that stands by gets nothing while it is not needed, all of it while the first is gone, and nothing afterwards.
+async fn failover(stand: &Stand) -> Result<Seen, FaultError> {
+    let set = EndpointSet::start(stand, 4, 2).await?;
+    if stand.is_filtered() {
+        set.gateway.shows("warmroute_hosts_taking_traffic", 2).await?;
+    }
+    let standby: Vec<String> = set.fleet.replicas[2..]
+        .iter()
+        .map(|r| r.name().to_owned())
+        .collect();
+    let load = Load::start(&set.gateway, LoadPlan::default());
+    tokio::time::sleep(WARM_UP).await;
+    let gone_at = load.elapsed();
+    set.announce(|number| Some(if number < 2 { "UNHEALTHY" } else { "HEALTHY" }))?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let back_at = load.elapsed();
+    set.announce(|_| Some("HEALTHY"))?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut seen = Seen::of(load.stop().await);
+    let is_standby = |sent: &&Sent| sent.replica.as_ref().is_some_and(|name| standby.contains(name));
+    let early = seen
+        .sent
+        .iter()
+        .filter(is_standby)
+        .filter(|sent| sent.at + sent.took < gone_at);
+    let early = early.count();
+    let gone = seen
+        .sent
+        .iter()
+        .filter(|sent| sent.at >= gone_at && sent.at < back_at);
+    let (there, all) = gone.fold((0, 0), |(there, all), sent| {
+        (there + u32::from(is_standby(&sent)), all + 1)
+    });
+    let last = seen.sent.iter().filter(is_standby).map(|sent| sent.at).max();
+    seen.check(
+        early == 0,
+        format!("{early} requests went to hosts that stand by"),
+    );
+    seen.check(
+        there > all / 2,
+        format!("{there} of {all} requests went to hosts that stood by"),
+    );
+    seen.note = format!("{there} of {all} requests were served by them while they were needed");
+    seen.recovery = stand.is_filtered().then_some(Recovery {
+        until: "they stood by again",
+        took: last.map(|last| last.saturating_sub(back_at)),
+        within: Some(DISCOVERY + Duration::from_secs(1)),
+    });
+    Ok(seen)
+}
+
 async fn all_down(stand: &Stand) -> Result<Seen, FaultError> {
-    let mut set = EndpointSet::start(stand, 4).await?;
+    let mut set = EndpointSet::start(stand, 4, 0).await?;
     let load = Load::start(&set.gateway, LoadPlan::default());
     tokio::time::sleep(WARM_UP).await;
     let down_at = load.elapsed();
@@ -144,7 +197,7 @@ async fn all_down(stand: &Stand) -> Result<Seen, FaultError> {
 /// As an orchestrator rolls out a new version: out of the endpoints, time to finish what runs, a new process, in again.
 async fn rolling(stand: &Stand) -> Result<Seen, FaultError> {
     let replicas = if stand.is_short { 3 } else { 5 };
-    let mut set = EndpointSet::start(stand, replicas).await?;
+    let mut set = EndpointSet::start(stand, replicas, 0).await?;
     let load = Load::start(&set.gateway, LoadPlan::default());
     tokio::time::sleep(stand.long_or_short(WARM_UP, Duration::from_millis(500))).await;
     for turn in 0..replicas {
@@ -172,17 +225,21 @@ struct EndpointSet {
     fleet: Fleet,
     gateway: Gateway,
     pool: PoolConfig,
+    /// How many of the last ones have the lower priority.
+    standby: usize,
     /// Kept until the end, since the file is in it.
     _folder: Folder,
 }
 
 impl EndpointSet {
-    async fn start(stand: &Stand, replicas: usize) -> Result<Self, FaultError> {
+    /// `standby` of the replicas, the last ones, have the lower priority.
+    async fn start(stand: &Stand, replicas: usize, standby: usize) -> Result<Self, FaultError> {
         let fleet = stand.fleet(replicas, EngineConfig::default()).await?;
         let folder = Folder::new()?;
         let mut pool = PoolConfig::new(POOL, Vec::new());
         let path = folder.file("endpoints.json");
-        write_atomically(&path, &pool.endpoints_file(&fleet.addresses()))?;
+        let told = told(&fleet, standby, |_| Some("HEALTHY"));
+        write_atomically(&path, &pool.told_endpoints_file(&told))?;
         pool.eds_path = Some(path);
         let config = stand.config(pool.clone(), &stand.settings());
         let gateway = stand.ready(&config, replicas).await?;
@@ -190,29 +247,32 @@ impl EndpointSet {
             fleet,
             gateway,
             pool,
+            standby,
             _folder: folder,
         })
     }
 
     /// Tells Envoy of the replicas, each by its number with the health given, or not at all.
     fn announce(&self, health: impl Fn(usize) -> Option<&'static str>) -> Result<(), FaultError> {
-        let addresses = self.fleet.addresses();
-        let told: Vec<(SocketAddr, &str)> = addresses
-            .into_iter()
-            .enumerate()
-            .filter_map(|(number, address)| Some((address, health(number)?)))
-            .collect();
-        let addresses: Vec<SocketAddr> = told.iter().map(|told| told.0).collect();
-        let mut file: Value =
-            serde_json::from_str(&self.pool.endpoints_file(&addresses)).map_err(std::io::Error::from)?;
-        for (number, (_, status)) in told.iter().enumerate() {
-            file["resources"][0]["endpoints"][0]["lb_endpoints"][number]["health_status"] = json!(status);
-        }
         if let Some(path) = &self.pool.eds_path {
-            write_atomically(path, &file.to_string())?;
+            let told = told(&self.fleet, self.standby, health);
+            write_atomically(path, &self.pool.told_endpoints_file(&told))?;
         }
         Ok(())
     }
+}
+
+fn told(fleet: &Fleet, standby: usize, health: impl Fn(usize) -> Option<&'static str>) -> Vec<ToldEndpoint> {
+    let addresses = fleet.addresses();
+    let first_standby = addresses.len() - standby;
+    let told = |(number, address)| {
+        Some(ToldEndpoint {
+            address,
+            health: health(number)?,
+            priority: u32::from(number >= first_standby),
+        })
+    };
+    addresses.into_iter().enumerate().filter_map(told).collect()
 }
 
 const PART: &str = "endpoints";
