@@ -23,12 +23,14 @@ use warmroute_fleet::workload::enough_for;
 mod bodies;
 
 use bodies::{
-    CHAT, DEADLINE, assert_intact, chat, chat_of, key, reason, show_log_of_failure, start_envoy, until,
+    CHAT, DEADLINE, RawClient, assert_intact, chat, chat_of, key, reason, show_log_of_failure, start_envoy,
+    until,
 };
 
 on_both_envoys! {
     envoy_accepts_the_committed_file,
     the_committed_file_makes_requests_stick,
+    the_committed_file_ends_an_upload_that_stalls,
 }
 
 /// How often each prompt is sent again.
@@ -48,33 +50,8 @@ async fn envoy_accepts_the_committed_file(requirement: Requirement) {
 }
 
 async fn the_committed_file_makes_requests_stick(requirement: Requirement) {
-    let fleet = Fleet::start(&FleetOptions {
-        replicas: 2,
-        engine: EngineConfig::instant(),
-        ..FleetOptions::default()
-    })
-    .await
-    .unwrap();
-    let ports: Vec<String> = fleet
-        .addresses()
-        .iter()
-        .map(|address| address.port().to_string())
-        .collect();
-    let mut config = committed_file();
-    for (committed, count, ours) in [
-        ("port_value: 9901", 2, ADMIN_PORT_PLACEHOLDER),
-        ("port_value: 10000", 1, "0"),
-        ("port_value: 8001", 1, ports[0].as_str()),
-        ("port_value: 8002", 1, ports[1].as_str()),
-    ] {
-        assert_eq!(config.matches(committed).count(), count, "{committed}");
-        config = config.replace(committed, &format!("port_value: {ours}"));
-    }
-    let options = EnvoyOptions {
-        concurrency: 1,
-        ..EnvoyOptions::default()
-    };
-    let envoy = ShownOnFailure(start_envoy(requirement, &config, &options).await);
+    let (fleet, config) = fleet_and_file(EngineConfig::instant()).await;
+    let envoy = started(requirement, &config).await;
     let client = Client::new().with_deadline(DEADLINE);
     let post = async |body: bytes::Bytes| {
         let answer = client
@@ -144,6 +121,32 @@ async fn the_committed_file_makes_requests_stick(requirement: Requirement) {
     }
 }
 
+async fn the_committed_file_ends_an_upload_that_stalls(requirement: Requirement) {
+    // Twenty tokens take two seconds.
+    let engine = EngineConfig {
+        decode_us_per_token: 100_000,
+        ..EngineConfig::instant()
+    };
+    let (_fleet, config) = fleet_and_file(engine).await;
+    // Nobody waits for five minutes here.
+    let committed = "request_timeout: 300s";
+    assert_eq!(config.matches(committed).count(), 1);
+    let config = config.replace(committed, "request_timeout: 1s");
+    let envoy = started(requirement, &config).await;
+    let address = envoy.0.listener("llm").unwrap();
+    let body = chat("Half of this never comes.");
+    let mut stalled = RawClient::connect(address).await;
+    stalled.send_head(CHAT, Some(body.len()), "").await;
+    stalled.send(&body[..body.len() / 2]).await;
+    assert_eq!(stalled.answer().await.status, 408);
+    // Not so one whose answer takes longer.
+    let slow = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":20}"#;
+    let mut slowly = RawClient::connect(address).await;
+    slowly.send_head(CHAT, Some(slow.len()), "").await;
+    slowly.send(slow.as_bytes()).await;
+    assert_eq!(slowly.answer().await.status, 200);
+}
+
 #[test]
 fn the_labels_are_those_that_the_readme_shows() {
     let tags = |path: &str| -> Vec<String> {
@@ -166,6 +169,40 @@ fn the_version_for_func_e_is_the_newest_under_test() {
     // func-e looks for the file where it is run.
     let at_root = std::fs::read_to_string(workspace_root().join(".envoy-version")).unwrap();
     assert_eq!(at_root.trim(), version);
+}
+
+/// Two replicas, and the file with nothing but its ports changed, so that it leads to them.
+async fn fleet_and_file(engine: EngineConfig) -> (Fleet, String) {
+    let options = FleetOptions {
+        replicas: 2,
+        engine,
+        ..FleetOptions::default()
+    };
+    let fleet = Fleet::start(&options).await.unwrap();
+    let ports: Vec<String> = fleet
+        .addresses()
+        .iter()
+        .map(|address| address.port().to_string())
+        .collect();
+    let mut config = committed_file();
+    for (committed, count, ours) in [
+        ("port_value: 9901", 2, ADMIN_PORT_PLACEHOLDER),
+        ("port_value: 10000", 1, "0"),
+        ("port_value: 8001", 1, ports[0].as_str()),
+        ("port_value: 8002", 1, ports[1].as_str()),
+    ] {
+        assert_eq!(config.matches(committed).count(), count, "{committed}");
+        config = config.replace(committed, &format!("port_value: {ours}"));
+    }
+    (fleet, config)
+}
+
+async fn started(requirement: Requirement, config: &str) -> ShownOnFailure {
+    let options = EnvoyOptions {
+        concurrency: 1,
+        ..EnvoyOptions::default()
+    };
+    ShownOnFailure(start_envoy(requirement, config, &options).await)
 }
 
 /// The file with the module that this build made, wherever cargo keeps it.
