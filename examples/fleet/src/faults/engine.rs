@@ -36,6 +36,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario::new(PART, "frozen, long prompts of which it has the most", |stand| {
             Box::pin(frozen(stand, Frozen::Whole, long_prompts()))
         }),
+        Scenario::new(PART, "frozen, clients give up after 2 s", |stand| {
+            Box::pin(given_up(stand, Frozen::Whole))
+        }),
+        Scenario::new(
+            PART,
+            "frozen, metrics still answer, clients give up after 2 s",
+            |stand| Box::pin(given_up(stand, Frozen::ButMetrics)),
+        ),
         Scenario::new(PART, "frozen, metrics still answer", |stand| {
             Box::pin(frozen(stand, Frozen::ButMetrics, long_prompts()))
         }),
@@ -179,7 +187,25 @@ enum Frozen {
 }
 
 async fn frozen(stand: &Stand, how: Frozen, plan: LoadPlan) -> Result<Seen, FaultError> {
-    let hit = Hit::play(stand, plan, Duration::from_secs(8), async |victim| {
+    frozen_for(stand, Duration::from_secs(8), how, plan).await
+}
+
+/// Those who waited leave, so that after a while nobody waits who could tell the others.
+async fn given_up(stand: &Stand, how: Frozen) -> Result<Seen, FaultError> {
+    let plan = LoadPlan {
+        deadline: Duration::from_secs(2),
+        ..LoadPlan::default()
+    };
+    frozen_for(stand, Duration::from_secs(20), how, plan).await
+}
+
+async fn frozen_for(
+    stand: &Stand,
+    lasting: Duration,
+    how: Frozen,
+    plan: LoadPlan,
+) -> Result<Seen, FaultError> {
+    let hit = Hit::play(stand, plan, lasting, async |victim| {
         victim.set_fault(Fault::Hang);
         if how == Frozen::Whole {
             hang(victim);
