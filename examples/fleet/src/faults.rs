@@ -22,6 +22,7 @@ mod endpoints;
 mod engine;
 mod gateway;
 mod load;
+mod network;
 pub mod play;
 mod shared_data;
 mod stand;
@@ -41,6 +42,7 @@ pub fn scenarios() -> Vec<Scenario> {
         admin::scenarios(),
         companion::scenarios(),
         shared_data::scenarios(),
+        network::scenarios(),
         gateway::scenarios(),
         traps::scenarios(),
         streams::scenarios(),
