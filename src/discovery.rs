@@ -98,15 +98,22 @@ impl Discovered {
         } else if let Some(flags) = told.strip_prefix(b"::health_flags::") {
             self.is_known = true;
             self.add(subject, health(flags));
-        } else if let Some(last) = self.endpoints.last_mut()
-            && last.address.as_bytes() == subject
+        } else if let Some(weight) = told.strip_prefix(b"::weight::")
+            && let Some(last) = self.last_at(subject)
         {
-            if let Some(weight) = told.strip_prefix(b"::weight::") {
-                last.weight = number(weight).max(1);
-            } else if let Some(priority) = told.strip_prefix(b"::priority::") {
-                last.priority = u8::try_from(number(priority)).unwrap_or(u8::MAX);
-            }
+            last.weight = number(weight).max(1);
+        } else if let Some(priority) = told.strip_prefix(b"::priority::")
+            && let Some(last) = self.last_at(subject)
+        {
+            last.priority = u8::try_from(number(priority)).unwrap_or(u8::MAX);
         }
+    }
+
+    /// The endpoint that came last, if it is this one.
+    fn last_at(&mut self, address: &[u8]) -> Option<&mut Endpoint> {
+        self.endpoints
+            .last_mut()
+            .filter(|last| last.address.as_bytes() == address)
     }
 
     fn add(&mut self, address: &[u8], health: Health) {
