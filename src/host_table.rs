@@ -30,11 +30,11 @@ pub enum Health {
     /// Takes traffic.
     #[default]
     Healthy,
-    /// Takes traffic, reported degraded.
+    /// Takes traffic where the healthy ones are not enough.
     Degraded,
     /// Failed health checks, was ejected or refuses connections.
     Unhealthy,
-    /// Is being removed, or stands by for hosts of a higher priority: what runs on it goes on.
+    /// Is being removed, or stands by as long as others are enough: what runs on it goes on.
     Draining,
 }
 

@@ -437,19 +437,21 @@ async fn hosts_of_a_lower_priority_stand_by_until_they_are_needed() {
         assert_eq!(used().await, names(&[0, 1]));
         assert_eq!(gateway.stat("warmroute_hosts_taking_traffic.pool.llm").await, 2);
 
-        // With half of them gone, Envoy's own balancer spills over, too.
-        hosts[0].health = "DRAINING";
-        write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
-        gateway.shows(TAKING_TRAFFIC, POOL, 3).await;
-        let left: Vec<String> = (0..enough_for(3))
-            .map(|number| chat(&text(&format!("spilled over {number}"), 5000)))
-            .collect();
-        let left: BTreeSet<String> = homes(&gateway, &left).await.into_iter().collect();
-        assert_eq!(left, names(&[1, 2, 3]));
-        hosts[0].health = "HEALTHY";
-        write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
-        gateway.shows(TAKING_TRAFFIC, POOL, 2).await;
-        assert_eq!(used().await, names(&[0, 1]));
+        // With half of them, Envoy's own balancer spills over, too, before it takes a degraded one.
+        for health in ["DRAINING", "DEGRADED"] {
+            hosts[0].health = health;
+            write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
+            gateway.shows(TAKING_TRAFFIC, POOL, 3).await;
+            let fresh: Vec<String> = (0..enough_for(3))
+                .map(|number| chat(&text(&format!("{health} {number}"), 5000)))
+                .collect();
+            let spread: BTreeSet<String> = homes(&gateway, &fresh).await.into_iter().collect();
+            assert_eq!(spread, names(&[1, 2, 3]), "{health}");
+            hosts[0].health = "HEALTHY";
+            write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
+            gateway.shows(TAKING_TRAFFIC, POOL, 2).await;
+            assert_eq!(used().await, names(&[0, 1]));
+        }
 
         // What only scrapes know counts as well.
         for replica in &mut fleet.replicas[..2] {

@@ -172,46 +172,56 @@ impl SlotBook {
 
     /// Gives each host of the table its health; whether any changed.
     ///
-    /// A priority level is needed where Envoy sends something to it: while, over the levels before it, 1.4 times the shares
-    /// of their hosts that are healthy do not come to 1 (Envoy's "Priority levels", with its default overprovisioning
-    /// factor). Hosts of levels that are not needed stand by.
+    /// Hosts that are not needed stand by: where Envoy's own balancer would send nothing to theirs. It fills up with the
+    /// healthy hosts of each priority, then with the degraded ones of each, until 1.4 times their shares of all hosts of
+    /// their priority come to 1 (Envoy's "Priority levels" and "Degraded endpoints", with its default overprovisioning
+    /// factor).
     pub(super) fn give_healths(&self, hosts: &mut [Host]) -> bool {
-        let last = self.last_level_needed(hosts);
+        let last = self.last_rank_needed(hosts);
         let mut changed = false;
         for host in hosts {
             let Some(record) = self.records.get(usize::from(host.slot.0)) else {
                 continue;
             };
-            let mut health = record.health();
-            if record.priority > last && health.takes_traffic() {
-                health = Health::Draining;
-            }
+            let health = match record.health() {
+                health if health.takes_traffic() && record.rank() > last => Health::Draining,
+                health => health,
+            };
             changed |= std::mem::replace(&mut host.health, health) != health;
         }
         changed
     }
 
-    fn last_level_needed(&self, hosts: &[Host]) -> u8 {
-        // Healthy hosts and all of each level.
-        let mut levels = [(0u32, 0u32); LEVELS];
+    fn last_rank_needed(&self, hosts: &[Host]) -> Rank {
+        let mut levels = [Level::default(); LEVELS];
         for host in hosts {
-            let Some(record) = self.records.get(usize::from(host.slot.0)) else {
-                continue;
-            };
-            if let Some((healthy, all)) = levels.get_mut(usize::from(record.priority)) {
-                *healthy = healthy.saturating_add(u32::from(record.health() == Health::Healthy));
-                *all = all.saturating_add(1);
+            if let Some(record) = self.records.get(usize::from(host.slot.0))
+                && let Some(level) = levels.get_mut(usize::from(record.priority))
+            {
+                level.hosts = level.hosts.saturating_add(1);
+                match record.health() {
+                    Health::Healthy => level.healthy = level.healthy.saturating_add(1),
+                    Health::Degraded => level.degraded = level.degraded.saturating_add(1),
+                    Health::Unhealthy | Health::Draining => {}
+                }
             }
         }
         let mut percent = 0u32;
-        for (level, (healthy, all)) in (0u8..).zip(levels) {
-            let of_level = healthy.saturating_mul(OVERPROVISIONED_PERCENT).checked_div(all);
-            percent = percent.saturating_add(of_level.unwrap_or(0));
-            if percent >= 100 {
-                return level;
+        for is_degraded in [false, true] {
+            for (priority, level) in (0u8..).zip(&levels) {
+                let count = if is_degraded {
+                    level.degraded
+                } else {
+                    level.healthy
+                };
+                let share = count.saturating_mul(OVERPROVISIONED_PERCENT);
+                percent = percent.saturating_add(share.checked_div(level.hosts).unwrap_or(0));
+                if percent >= 100 {
+                    return (is_degraded, priority);
+                }
             }
         }
-        u8::MAX
+        (true, u8::MAX)
     }
 
     /// Takes note of a sample. A restart shows as another start time (by more than a second: exporters round) or as a
@@ -252,7 +262,22 @@ impl SlotBook {
     }
 }
 
+/// The order in which hosts are needed: by whether they are degraded, then by priority.
+type Rank = (bool, u8);
+
+/// Hosts of one priority.
+#[derive(Debug, Clone, Copy, Default)]
+struct Level {
+    hosts: u32,
+    healthy: u32,
+    degraded: u32,
+}
+
 impl Record {
+    fn rank(&self) -> Rank {
+        (self.health() == Health::Degraded, self.priority)
+    }
+
     /// Where nobody listens, no request is served, whatever discovery says.
     const fn health(&self) -> Health {
         if self.refuses && self.discovered.takes_traffic() {

@@ -816,9 +816,9 @@ fn taking_traffic(poller: &mut Poller, now_ms: u64) -> [usize; 3] {
 }
 
 #[test]
-fn hosts_of_a_level_that_is_not_needed_stand_by() {
+fn hosts_that_are_not_needed_stand_by() {
     use Health::{Degraded as D, Draining as R, Healthy as H, Unhealthy as U};
-    let cases: [(&[&[Health]], [usize; 3]); 13] = [
+    let cases: [(&[&[Health]], [usize; 3]); 17] = [
         (&[&[H, H, H, H]], [4, 0, 0]),
         (&[&[H, H], &[H, H], &[H]], [2, 0, 0]),
         // 1.4 × 3/4 is enough, 1.4 × 2/3 is not.
@@ -830,9 +830,13 @@ fn hosts_of_a_level_that_is_not_needed_stand_by() {
         (&[&[H, U, U], &[H, U, U], &[H]], [1, 1, 1]),
         (&[&[U, U], &[H, H], &[H]], [0, 2, 0]),
         (&[&[U], &[U], &[H]], [0, 0, 1]),
-        // A degraded host takes traffic, and is no healthy one.
-        (&[&[D, D], &[H], &[H]], [2, 1, 0]),
-        (&[&[D], &[D], &[U]], [1, 1, 0]),
+        // Degraded hosts come after the healthy ones of all levels.
+        (&[&[H, H, H, D]], [3, 0, 0]),
+        (&[&[H, H, D]], [3, 0, 0]),
+        (&[&[H, H, D], &[H], &[D]], [2, 1, 0]),
+        (&[&[D, D], &[H], &[H]], [0, 1, 0]),
+        (&[&[D, D], &[H, U, U], &[H]], [0, 1, 1]),
+        (&[&[D], &[D], &[U]], [1, 0, 0]),
         (&[&[], &[H], &[H]], [0, 1, 0]),
         (&[&[U], &[R], &[U]], [0, 0, 0]),
     ];
