@@ -7,6 +7,8 @@
 //! Epochs are seconds since the Unix epoch, or one more than the last: they grow also across companions that know nothing
 //! of each other, so that a (slot, epoch) pair never means two hosts.
 
+use std::cmp::Ordering;
+
 use crate::host_table::{Health, Host, HostTable, Load, MAX_HOSTS, Slot};
 
 /// Whether a sample shows that the engine restarted since the one before.
@@ -172,19 +174,27 @@ impl SlotBook {
 
     /// Gives each host of the table its health; whether any changed.
     ///
-    /// Hosts that are not needed stand by: where Envoy's own balancer would send nothing to theirs. It fills up with the
-    /// healthy hosts of each priority, then with the degraded ones of each, until 1.4 times their shares of all hosts of
-    /// their priority come to 1 (Envoy's "Priority levels" and "Degraded endpoints", with its default overprovisioning
-    /// factor).
+    /// Hosts that are not needed stand by. As in Envoy's own balancer ("Priority levels" and "Degraded endpoints", with its
+    /// default overprovisioning factor), the healthy hosts of each priority are needed, then the degraded ones of each, until
+    /// 1.4 times their shares of all hosts of their priority come to 1. Of the last of them that part is needed which is
+    /// still missing, by the order of addresses, which is the same for every gateway.
     pub(super) fn give_healths(&self, hosts: &mut [Host]) -> bool {
-        let last = self.last_rank_needed(hosts);
+        let needed = self.needed(hosts);
         let mut changed = false;
         for host in hosts {
             let Some(record) = self.records.get(usize::from(host.slot.0)) else {
                 continue;
             };
+            let is_needed = match record.rank().cmp(&needed.last_rank) {
+                Ordering::Less => true,
+                Ordering::Equal => needed
+                    .last_address
+                    .as_ref()
+                    .is_none_or(|last| host.address <= *last),
+                Ordering::Greater => false,
+            };
             let health = match record.health() {
-                health if health.takes_traffic() && record.rank() > last => Health::Draining,
+                health if health.takes_traffic() && !is_needed => Health::Draining,
                 health => health,
             };
             changed |= std::mem::replace(&mut host.health, health) != health;
@@ -192,21 +202,21 @@ impl SlotBook {
         changed
     }
 
-    fn last_rank_needed(&self, hosts: &[Host]) -> Rank {
+    fn needed(&self, hosts: &[Host]) -> Needed {
         let mut levels = [Level::default(); LEVELS];
-        for host in hosts {
-            if let Some(record) = self.records.get(usize::from(host.slot.0))
-                && let Some(level) = levels.get_mut(usize::from(record.priority))
-            {
-                level.hosts = level.hosts.saturating_add(1);
-                match record.health() {
-                    Health::Healthy => level.healthy = level.healthy.saturating_add(1),
-                    Health::Degraded => level.degraded = level.degraded.saturating_add(1),
-                    Health::Unhealthy | Health::Draining => {}
-                }
+        let of_host = |host: &Host| self.records.get(usize::from(host.slot.0));
+        for record in hosts.iter().filter_map(of_host) {
+            let Some(level) = levels.get_mut(usize::from(record.priority)) else {
+                continue;
+            };
+            level.hosts = level.hosts.saturating_add(1);
+            match record.health() {
+                Health::Healthy => level.healthy = level.healthy.saturating_add(1),
+                Health::Degraded => level.degraded = level.degraded.saturating_add(1),
+                Health::Unhealthy | Health::Draining => {}
             }
         }
-        let mut percent = 0u32;
+        let mut missing_percent = 100u32;
         for is_degraded in [false, true] {
             for (priority, level) in (0u8..).zip(&levels) {
                 let count = if is_degraded {
@@ -215,13 +225,36 @@ impl SlotBook {
                     level.healthy
                 };
                 let share = count.saturating_mul(OVERPROVISIONED_PERCENT);
-                percent = percent.saturating_add(share.checked_div(level.hosts).unwrap_or(0));
-                if percent >= 100 {
-                    return (is_degraded, priority);
+                let percent = share.checked_div(level.hosts).unwrap_or(0).min(100);
+                if percent < missing_percent {
+                    missing_percent = missing_percent.saturating_sub(percent);
+                    continue;
                 }
+                let last_rank = (is_degraded, priority);
+                let part = count.saturating_mul(missing_percent).div_ceil(percent.max(1));
+                let mut last_address = None;
+                if part < count {
+                    let is_of_rank =
+                        |record: &Record| record.health().takes_traffic() && record.rank() == last_rank;
+                    let mut addresses: Vec<&str> = hosts
+                        .iter()
+                        .filter(|host| of_host(host).is_some_and(is_of_rank))
+                        .map(|host| host.address.as_str())
+                        .collect();
+                    addresses.sort_unstable();
+                    let last = usize::try_from(part.saturating_sub(1)).ok();
+                    last_address = last.and_then(|last| Some((*addresses.get(last)?).to_owned()));
+                }
+                return Needed {
+                    last_rank,
+                    last_address,
+                };
             }
         }
-        (true, u8::MAX)
+        Needed {
+            last_rank: (true, u8::MAX),
+            last_address: None,
+        }
     }
 
     /// Takes note of a sample. A restart shows as another start time (by more than a second: exporters round) or as a
@@ -264,6 +297,13 @@ impl SlotBook {
 
 /// The order in which hosts are needed: by whether they are degraded, then by priority.
 type Rank = (bool, u8);
+
+/// Up to where hosts are needed.
+struct Needed {
+    last_rank: Rank,
+    /// The last one needed of that rank; `None` for all of them.
+    last_address: Option<String>,
+}
 
 /// Hosts of one priority.
 #[derive(Debug, Clone, Copy, Default)]

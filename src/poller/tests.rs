@@ -818,13 +818,23 @@ fn taking_traffic(poller: &mut Poller, now_ms: u64) -> [usize; 3] {
 #[test]
 fn hosts_that_are_not_needed_stand_by() {
     use Health::{Degraded as D, Draining as R, Healthy as H, Unhealthy as U};
-    let cases: [(&[&[Health]], [usize; 3]); 17] = [
+    let cases: [(&[&[Health]], [usize; 3]); 23] = [
         (&[&[H, H, H, H]], [4, 0, 0]),
         (&[&[H, H], &[H, H], &[H]], [2, 0, 0]),
         // 1.4 × 3/4 is enough, 1.4 × 2/3 is not.
         (&[&[H, H, H, U], &[H]], [3, 0, 0]),
         (&[&[H, H, U], &[H]], [2, 1, 0]),
         (&[&[H, R], &[H], &[H]], [1, 1, 0]),
+        // Only as many join as Envoy would need for what is missing: 7 %, 30 %, 54 % of which one level has 42.
+        (&[&[H, H, U], &[H, H, H, H]], [2, 1, 0]),
+        (&[&[H, U], &[H, H, H, H, H, H, H, H, H, H]], [1, 3, 0]),
+        (
+            &[&[H, U, U], &[H, H, H, U, U, U, U, U, U, U], &[H, H, H, H, H]],
+            [1, 3, 1],
+        ),
+        // Those that take no traffic are not among them.
+        (&[&[H, U], &[U, H, H, R]], [1, 1, 0]),
+        (&[&[H, U], &[U, U, U, H, H, H, H, H, H, H, H, H]], [1, 3, 0]),
         // Half of one level and half of the next are enough together.
         (&[&[H, U], &[H, U], &[H]], [1, 1, 0]),
         (&[&[H, U, U], &[H, U, U], &[H]], [1, 1, 1]),
@@ -834,6 +844,7 @@ fn hosts_that_are_not_needed_stand_by() {
         (&[&[H, H, H, D]], [3, 0, 0]),
         (&[&[H, H, D]], [3, 0, 0]),
         (&[&[H, H, D], &[H], &[D]], [2, 1, 0]),
+        (&[&[H, D, D, D], &[U]], [3, 0, 0]),
         (&[&[D, D], &[H], &[H]], [0, 1, 0]),
         (&[&[D, D], &[H, U, U], &[H]], [0, 1, 1]),
         (&[&[D], &[D], &[U]], [1, 0, 0]),
