@@ -204,8 +204,10 @@ impl SlotBook {
 
     fn needed(&self, hosts: &[Host]) -> Needed {
         let mut levels = [Level::default(); LEVELS];
-        let of_host = |host: &Host| self.records.get(usize::from(host.slot.0));
-        for record in hosts.iter().filter_map(of_host) {
+        for record in hosts
+            .iter()
+            .filter_map(|host| self.records.get(usize::from(host.slot.0)))
+        {
             let Some(level) = levels.get_mut(usize::from(record.priority)) else {
                 continue;
             };
@@ -232,22 +234,12 @@ impl SlotBook {
                 }
                 let last_rank = (is_degraded, priority);
                 let part = count.saturating_mul(missing_percent).div_ceil(percent.max(1));
-                let mut last_address = None;
-                if part < count {
-                    let is_of_rank =
-                        |record: &Record| record.health().takes_traffic() && record.rank() == last_rank;
-                    let mut addresses: Vec<&str> = hosts
-                        .iter()
-                        .filter(|host| of_host(host).is_some_and(is_of_rank))
-                        .map(|host| host.address.as_str())
-                        .collect();
-                    addresses.sort_unstable();
-                    let last = usize::try_from(part.saturating_sub(1)).ok();
-                    last_address = last.and_then(|last| Some((*addresses.get(last)?).to_owned()));
-                }
+                let last = usize::try_from(part.saturating_sub(1)).unwrap_or(usize::MAX);
                 return Needed {
                     last_rank,
-                    last_address,
+                    last_address: (part < count)
+                        .then(|| self.address_in_order(hosts, last_rank, last))
+                        .flatten(),
                 };
             }
         }
@@ -255,6 +247,21 @@ impl SlotBook {
             last_rank: (true, u8::MAX),
             last_address: None,
         }
+    }
+
+    /// The nth address, from 0, of the hosts of this rank that may take traffic.
+    fn address_in_order(&self, hosts: &[Host], rank: Rank, nth: usize) -> Option<String> {
+        let is_of_rank = |record: &Record| record.health().takes_traffic() && record.rank() == rank;
+        let mut addresses: Vec<&str> = hosts
+            .iter()
+            .filter(|host| {
+                let record = self.records.get(usize::from(host.slot.0));
+                record.is_some_and(is_of_rank)
+            })
+            .map(|host| host.address.as_str())
+            .collect();
+        addresses.sort_unstable();
+        addresses.get(nth).map(|address| (*address).to_owned())
     }
 
     /// Takes note of a sample. A restart shows as another start time (by more than a second: exporters round) or as a
