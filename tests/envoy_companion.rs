@@ -425,11 +425,8 @@ async fn hosts_of_a_lower_priority_stand_by_until_they_are_needed() {
         write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
         let config = config_of(&settings(&[POOL]), vec![pool.clone()]);
         let gateway = Gateway::ready(envoy, &config, 2, 4).await;
-        let used = async || {
-            homes(&gateway, &prompts)
-                .await
-                .into_iter()
-                .collect::<BTreeSet<_>>()
+        let used = async |prompts: &[String]| -> BTreeSet<String> {
+            homes(&gateway, prompts).await.into_iter().collect()
         };
         let names = |numbers: &[usize]| -> BTreeSet<String> {
             numbers.iter().map(|number| format!("replica-{number}")).collect()
@@ -457,13 +454,12 @@ async fn hosts_of_a_lower_priority_stand_by_until_they_are_needed() {
             let fresh: Vec<String> = (0..enough_for(2))
                 .map(|number| chat(&text(&format!("{health} {number}"), 5000)))
                 .collect();
-            let spread: BTreeSet<String> = homes(&gateway, &fresh).await.into_iter().collect();
-            assert_eq!(spread, names(&[1, joins]), "{health}");
+            assert_eq!(used(&fresh).await, names(&[1, joins]), "{health}");
             hosts[0].health = "HEALTHY";
             write_atomically(&eds, &pool.told_endpoints_file(&hosts)).unwrap();
             eventually("the first host is back", is_at_first).await;
             gateway.rescraped().await;
-            assert_eq!(used().await, names(&[0, 1]));
+            assert_eq!(used(&prompts).await, names(&[0, 1]));
         }
 
         // What only scrapes know counts as well.
@@ -476,7 +472,7 @@ async fn hosts_of_a_lower_priority_stand_by_until_they_are_needed() {
         })
         .await;
         gateway.shows(TAKING_TRAFFIC, POOL, 2).await;
-        assert_eq!(used().await, names(&[2, 3]));
+        assert_eq!(used(&prompts).await, names(&[2, 3]));
         for replica in &mut fleet.replicas[..2] {
             replica.restart().await.unwrap();
         }
@@ -485,7 +481,7 @@ async fn hosts_of_a_lower_priority_stand_by_until_they_are_needed() {
             names(&[0, 1]).contains(served.replica())
         })
         .await;
-        assert_eq!(used().await, names(&[0, 1]));
+        assert_eq!(used(&prompts).await, names(&[0, 1]));
     }
 }
 

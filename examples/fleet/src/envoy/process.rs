@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::{Answer, Client, ClientError};
 use crate::envoy::Envoy;
+use crate::odd::free_port;
 use crate::process::workspace_root;
 
 /// Stands in a config for the admin port, wherever it is needed: a free port takes its place at the start.
@@ -401,10 +402,6 @@ fn scratch_folder() -> io::Result<PathBuf> {
     }
     fs::create_dir_all(&folder)?;
     Ok(folder)
-}
-
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 fn read_log(folder: &Path) -> String {
